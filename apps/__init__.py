@@ -1,0 +1,1 @@
+"""Screens. They draw what interp/ returns and compute nothing themselves."""
