@@ -45,7 +45,7 @@ class PositionBalance:
     def __post_init__(self) -> None:
         if self.modulus < 1 or self.start < 0:
             raise TaskError(
-                f"modulus={self.modulus}, start={self.start}: balanced positions need modulus >= 1, start >= 0"
+                f"modulus={self.modulus}, start={self.start}: balance needs modulus >= 1, start >= 0"
             )
 
     @staticmethod

@@ -91,7 +91,7 @@ class RecallTask:
             raise TaskError(f"n_records={self.n_records} needs so many distinct keys; n_keys={self.n_keys}")
         if 2 * self.n_records > self.context:
             raise TaskError(
-                f"n_records={self.n_records} take {2 * self.n_records} positions; context={self.context} is short"
+                f"n_records={self.n_records} take {2 * self.n_records} positions; context={self.context}"
             )
         if self.n_demonstrations >= self.n_records:
             raise TaskError(
@@ -146,7 +146,7 @@ class RecallTask:
         if d_vocab not in _BY_VOCAB:
             raise TaskError(
                 f"no recall settings are known for d_vocab={d_vocab}, only for "
-                f"{', '.join(str(v) for v in _BY_VOCAB)}; store RecallTask(...).describe() as the model's task"
+                f"{', '.join(str(v) for v in _BY_VOCAB)}; store RecallTask(...).describe() as its task"
             )
         return cls(**{**_BY_VOCAB[d_vocab], **changes})
 
@@ -233,9 +233,7 @@ class RecallTask:
         """
         records = self.n_records if n_records is None else n_records
         if not self.n_queries <= records <= self.n_records:
-            raise TaskError(
-                f"n_records={records}; valid: {self.n_queries} (one a query) to {self.n_records} (the task's own)"
-            )
+            raise TaskError(f"n_records={records}; valid: {self.n_queries} (n_queries) to {self.n_records}")
         device = generator.device
 
         def choose(options: int, size: int) -> Tensor:  # [batch, size] distinct, in random order
