@@ -1,0 +1,448 @@
+"""CompressedTransformer: a decoder whose compressed attention can be read and changed at every step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from hooks.attention import Attention
+from hooks.cache import DecodeCache, LayerState
+from hooks.config import ModelConfig
+from hooks.errors import CheckpointError, ModelCheckError, PhaselensError, SiteError
+from hooks.geometry import ChunkGeometry
+from hooks.numerics import RMSNorm
+from hooks.rng import torch_rng
+from hooks.sites import check_names, site
+
+__all__ = ["BlindGapWarning", "Block", "CompressedTransformer"]
+
+Hooks = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
+
+
+class BlindGapWarning(UserWarning):
+    """Some queries can read some recent tokens neither exactly nor through an entry."""
+
+
+class MLP(nn.Module):
+    """SwiGLU: W_out(silu(W_gate x) ⊙ W_in x)."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.W_gate = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
+        self.W_in = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))
+        self.W_out = nn.Parameter(torch.empty(cfg.d_mlp, cfg.d_model))
+
+    def forward(self, x: Float[Tensor, "r t m"]) -> Float[Tensor, "r t m"]:
+        """Apply to every position."""
+        return (nn.functional.silu(x @ self.W_gate) * (x @ self.W_in)) @ self.W_out
+
+
+class Block(nn.Module):
+    """Attention and MLP around the residual stream, each behind an RMSNorm."""
+
+    def __init__(self, cfg: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.ln1 = RMSNorm(cfg.d_model)
+        self.attn = Attention(cfg, index)
+        self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
+        self.hook_resid_mid, self.hook_resid_post = HookPoint(), HookPoint()
+        if cfg.d_mlp:
+            self.ln2 = RMSNorm(cfg.d_model)
+            self.mlp = MLP(cfg)
+            self.hook_mlp_out = HookPoint()
+
+    def forward(
+        self, x: Float[Tensor, "r t m"], state: LayerState | None, rewind: bool, last_only: bool
+    ) -> tuple[Float[Tensor, "r q m"], LayerState]:
+        """One layer; see :meth:`hooks.attention.Attention.forward`."""
+        x = self.hook_resid_pre(x)
+        out, state = self.attn(self.ln1(x), state, rewind=rewind, last_only=last_only)
+        x = self.hook_resid_mid((x[:, -1:] if last_only else x) + self.hook_attn_out(out))
+        if hasattr(self, "mlp"):
+            x = x + self.hook_mlp_out(self.mlp(self.ln2(x)))
+        return self.hook_resid_post(x), state
+
+
+class CompressedTransformer(HookedRootModule):
+    """A decoder-only transformer with chunked, sliding and full attention layers.
+
+    Parameters
+    ----------
+    cfg : ModelConfig
+        What to build; kept as ``model.cfg``.
+    weights : dict of Tensor or None
+        Every weight by parameter name; None draws them from ``cfg.seed``.
+
+    Raises
+    ------
+    CheckpointError
+        If `weights` does not fit the configuration, naming the tensor.
+    ModelCheckError
+        If the new model does not pass :meth:`check`.
+
+    Attributes
+    ----------
+    name : str
+        For display.
+    task : dict or None
+        Settings of the task it was trained on.
+    """
+
+    def __init__(self, cfg: ModelConfig, *, weights: dict[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.cfg: ModelConfig = cfg
+        self.name = "model"
+        self.task: dict[str, Any] | None = None
+        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_model))
+        self.hook_embed = HookPoint()
+        self.blocks = nn.ModuleList(Block(cfg, index) for index in range(cfg.n_layers))
+        self.ln_final = RMSNorm(cfg.d_model)
+        self.W_U = nn.Parameter(torch.empty(cfg.d_model, cfg.d_vocab))
+        self.setup()
+        if weights is None:
+            self._initialise()
+        else:
+            self._adopt(weights)
+        self._warn_of_blind_gaps()
+        self.check()
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.W_E.device
+
+    def geometry(self, layer: int) -> ChunkGeometry | None:
+        """Geometry of a layer's compressor, None in layers without one."""
+        return self.cfg.layer(layer).geometry
+
+    def site_names(self) -> list[str]:
+        """Every hook name that fires in this model."""
+        return list(self.hook_dict)
+
+    def content_hash(self) -> str:
+        """SHA-256 over configuration and weights."""
+        digest = hashlib.sha256(json.dumps(self.cfg.to_dict(), sort_keys=True).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    # ------------------------------------------------------------------ running it
+
+    def start_cache(self, batch: int, rewind: bool = True) -> DecodeCache:
+        """Start an empty decode cache.
+
+        Parameters
+        ----------
+        batch : int
+            Number of sequences.
+        rewind : bool
+            Keep everything, so that ``crop`` works; otherwise only what later tokens can read.
+        """
+        return DecodeCache(self.cfg, batch, rewind)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"] | list[list[int]],
+        cache: DecodeCache | None = None,
+        *,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        last_only: bool = False,
+    ) -> Float[Tensor, "batch out width"]:
+        """Run the model.
+
+        Parameters
+        ----------
+        tokens : integer tensor [batch, pos], or residual stream [batch, pos, d_model]
+            The latter with `start_at_layer`. Positions continue those of the cache.
+        cache : DecodeCache or None
+            Absorbs the tokens; a forked one is read only and takes U rows per sequence.
+        start_at_layer, stop_at_layer : int or None
+            First layer to run; layer before which to stop and return the residual stream.
+        last_only : bool
+            In the last layer, final norm and unembedding, compute the last position alone.
+
+        Returns
+        -------
+        float tensor [batch, pos, d_vocab]
+            Logits; [batch, 1, d_vocab] with `last_only`; or the residual stream.
+
+        Raises
+        ------
+        PhaselensError
+            For ragged or empty input, ids outside the vocabulary, a batch that does not fit the cache.
+        ModelCheckError
+            If logits are NaN or infinite.
+        """
+        first = start_at_layer or 0
+        last = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
+        if not 0 <= first <= last <= self.cfg.n_layers:
+            raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
+        x = self._embedded(tokens) if start_at_layer is None else self._stream(tokens)
+        if cache is not None and (x.shape[0] % cache.batch or (x.shape[0] != cache.batch and not cache.forked)):
+            raise PhaselensError(f"{x.shape[0]} rows do not fit a cache of {cache.batch} sequences")
+        for index in range(first, last):
+            state = cache.layers[index] if cache is not None else None
+            narrow = last_only and index == self.cfg.n_layers - 1
+            x, state = self.blocks[index](x, state, cache is not None and cache.rewind, narrow)
+            if cache is not None and not cache.forked:
+                cache.layers[index] = state
+        if last < self.cfg.n_layers:
+            return x
+        logits = self.ln_final(x[:, -1:] if last_only else x) @ self.W_U
+        if not self.training:
+            self._require_finite(logits)
+        return logits
+
+    @contextmanager
+    def hooks(self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any) -> Iterator[Any]:
+        """Context with temporary hooks; each must have fired by its end.
+
+        Raises
+        ------
+        SiteError
+            For a name this model has not, or one that never fired; also when the body raised nothing.
+        """
+        fired: set[str] = set()
+        forward = [(name, _noting(fn, name, fired)) for name, fn in self._named(fwd_hooks)]
+        backward = self._named(bwd_hooks)
+        with super().hooks(fwd_hooks=forward, bwd_hooks=backward, **kwargs):  # type: ignore[arg-type]
+            yield self
+        missed = [name for name, _ in forward if name not in fired]
+        if missed:
+            raise SiteError(
+                f"{missed[0]!r} never fired: no call ran through it; "
+                f"fired: {', '.join(sorted(fired)) or 'none'}"
+            )
+
+    def run_with_hooks(self, tokens: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any) -> Tensor:
+        """Run once under temporary hooks ``f(tensor, hook) -> tensor or None``.
+
+        Raises
+        ------
+        SiteError
+            For a hook that does not exist or never fires.
+        """
+        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
+            return self(tokens, **kwargs)
+
+    def run_with_cache(
+        self,
+        tokens: Any,
+        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
+        *,
+        positions: int | slice | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run once and copy the chosen activations, as they are when their hook has fired.
+
+        Parameters
+        ----------
+        tokens : as in :meth:`forward`
+        names_filter : str, list of str, predicate or None
+            Which sites; None keeps all. Nothing else is retained.
+        positions : int, slice or None
+            Keep only these along the site's ``pos`` axis (sites without one are kept whole).
+
+        Returns
+        -------
+        logits, activations : Tensor, dict of Tensor
+            Detached copies, which later edits in place do not reach.
+        """
+        names = self._filtered(names_filter)
+        kept: dict[str, Tensor] = {}
+
+        def keep(tensor: Tensor, hook: HookPoint) -> None:
+            axes = site(str(hook.name)).axes
+            if positions is not None and "pos" in axes:
+                where = slice(positions, positions + 1 or None) if isinstance(positions, int) else positions
+                tensor = tensor[(slice(None),) * axes.index("pos") + (where,)]
+            kept[str(hook.name)] = tensor.detach().clone()
+
+        with self.hooks(fwd_hooks=[(name, keep) for name in names]):
+            logits = self(tokens, **kwargs)
+        return logits, kept
+
+    # ------------------------------------------------------------------ checking it
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Verify the model on a short random prompt.
+
+        Gates sum to 1, attention maps sum to 1 (with the sink), per-head results sum to the attention
+        output, and every number is finite.
+
+        Raises
+        ------
+        ModelCheckError
+            Naming the tensor or site that failed, and by how much.
+        """
+        for name, parameter in self.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ModelCheckError(f"weight {name} holds NaN or infinite values; the model cannot be used")
+        widest = max((g.window + g.stride for i in range(self.cfg.n_layers) if (g := self.geometry(i))), default=4)
+        generator = torch_rng(self.cfg.seed, "check")
+        tokens = torch.randint(self.cfg.d_vocab, (1, min(2 * widest + 1, 300)), generator=generator).to(self.device)
+        names = [n for n in self.site_names() if n.endswith(("hook_gate", "hook_pattern", "hook_attn_out", "hook_result"))]
+        was_training = self.training
+        self.eval()
+        try:
+            _, cache = self.run_with_cache(tokens, names)
+        finally:
+            self.train(was_training)
+        for layer in range(self.cfg.n_layers):
+            self._check_layer(layer, cache)
+
+    def _check_layer(self, layer: int, cache: dict[str, Tensor]) -> None:
+        prefix = f"blocks.{layer}."
+        for name, tensor in cache.items():
+            if name.startswith(prefix) and name.endswith("hook_gate"):
+                self._require_close(name, "gates summed over offsets", tensor.sum(2), torch.ones_like(tensor.sum(2)))
+        total = cache[f"{prefix}attn.hook_pattern"].sum(-1)
+        readable = (total > 0).to(total.dtype)
+        if self.cfg.layer(layer).has_exact_branch or self.cfg.layer(layer).sink:
+            readable = torch.ones_like(total)
+        self._require_close(f"{prefix}attn.hook_pattern", "attention summed over keys and sink", total, readable)
+        result, out = cache[f"{prefix}attn.hook_result"].sum(2), cache[f"{prefix}hook_attn_out"]
+        self._require_close(f"{prefix}attn.hook_result", "head results summed", result, out)
+
+    @staticmethod
+    def _require_close(name: str, what: str, got: Tensor, expected: Tensor) -> None:
+        if not torch.allclose(got.float(), expected.float(), rtol=1e-3, atol=1e-3):
+            worst = float((got - expected).abs().max())
+            raise ModelCheckError(f"{name}: {what} miss what they must add up to by {worst:.3g}")
+
+    @staticmethod
+    def _require_finite(logits: Tensor) -> None:
+        if not bool(torch.isfinite(logits).all()):
+            where = (~torch.isfinite(logits)).nonzero()[0].tolist()
+            raise ModelCheckError(f"logits are NaN or infinite, first at [batch, pos, token] = {where}")
+
+    # ------------------------------------------------------------------ inside
+
+    def _initialise(self) -> None:
+        """Draw every weight from its own generator, seeded by (seed, parameter name)."""
+        for name, parameter in self.named_parameters():
+            last = name.rsplit(".", 1)[-1]
+            if not last.startswith("W_"):
+                continue
+            # Maps are [..., fan_in, fan_out] or [maps, fan_in, kv_head, d_head].
+            fan_in = parameter.shape[1] if parameter.ndim >= 3 else parameter.shape[0]
+            std = fan_in**-0.5
+            if last == "W_E":
+                std = 1.0
+            elif last == "W_gate" and ".compressor." in name:
+                std = self.cfg.layer(int(name.split(".")[1])).gate_init_std
+            elif last in ("W_O", "W_out"):
+                rows = self.cfg.n_heads * self.cfg.d_head if last == "W_O" else self.cfg.d_mlp
+                std = (2 * self.cfg.n_layers * rows) ** -0.5
+            values = torch.randn(parameter.shape, generator=torch_rng(self.cfg.seed, "init", name))
+            with torch.no_grad():
+                parameter.copy_(values * std)
+
+    def _adopt(self, weights: dict[str, Tensor]) -> None:
+        """Take given weights after checking that every name and shape fits."""
+        expected = dict(self.named_parameters())
+        for name in expected:
+            if name not in weights:
+                raise CheckpointError(f"weight {name!r} is missing; the configuration needs {len(expected)} tensors")
+            if weights[name].shape != expected[name].shape:
+                raise CheckpointError(
+                    f"weight {name!r} has shape {list(weights[name].shape)}, "
+                    f"the configuration needs {list(expected[name].shape)}"
+                )
+        foreign = [name for name in weights if name not in expected]
+        if foreign:
+            raise CheckpointError(f"weight {foreign[0]!r} belongs to no part of this configuration")
+        self.load_state_dict(weights)
+
+    def _warn_of_blind_gaps(self) -> None:
+        for index in range(self.cfg.n_layers):
+            layer = self.cfg.layer(index)
+            if layer.geometry is None or layer.tail == "open":
+                continue
+            s, w = layer.stride, layer.exact_window
+            if w < s - 1:
+                query = 2 * s - 2
+                gap = layer.geometry.unreachable(query, w)
+                warnings.warn(
+                    f"layer {index}: exact_window={w} is smaller than stride-1={s - 1}: a query of query phase "
+                    f"{s - 1} cannot reach {len(gap)} tokens of its open window (query {query}: positions "
+                    f"{gap.start} to {gap.stop - 1})",
+                    BlindGapWarning,
+                    stacklevel=3,
+                )
+
+    def _embedded(self, tokens: Any) -> Tensor:
+        if not isinstance(tokens, Tensor):
+            try:
+                tokens = torch.as_tensor(tokens)
+            except (ValueError, TypeError) as error:
+                raise PhaselensError(
+                    "tokens are ragged or not numbers; give one rectangular integer tensor [batch, pos]: there "
+                    "is no padding, run prompts of different lengths in separate calls"
+                ) from error
+        if tokens.ndim == 1:
+            tokens = tokens[None]
+        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
+            raise PhaselensError(
+                f"tokens have shape {list(tokens.shape)} and dtype {tokens.dtype}; valid: a non-empty integer "
+                "tensor [batch, pos] (a residual stream needs start_at_layer)"
+            )
+        tokens = tokens.to(self.device)
+        if not self.training:
+            low, high = (int(v) for v in torch.aminmax(tokens))
+            if low < 0 or high >= self.cfg.d_vocab:
+                raise PhaselensError(
+                    f"token id {low if low < 0 else high} is outside the vocabulary; valid: 0 to {self.cfg.d_vocab - 1}"
+                )
+        return self.hook_embed(nn.functional.embedding(tokens.long(), self.W_E))
+
+    def _stream(self, x: Any) -> Tensor:
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.cfg.d_model:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise PhaselensError(f"start_at_layer needs a residual stream [batch, pos, {self.cfg.d_model}], got {shape}")
+        return x
+
+    def _named(self, hooks: Hooks) -> list[tuple[str, Callable[..., Any]]]:
+        """Expand predicates to names and check that every one exists."""
+        named = []
+        for name, fn in hooks:
+            if callable(name):
+                named += [(one, fn) for one in self.site_names() if name(one)]
+            else:
+                named.append((name, fn))
+        check_names([name for name, _ in named], self.site_names())
+        return named
+
+    def _filtered(self, names_filter: Any) -> list[str]:
+        if names_filter is None:
+            return self.site_names()
+        if callable(names_filter):
+            return [name for name in self.site_names() if names_filter(name)]
+        return [names_filter] if isinstance(names_filter, str) else list(names_filter)
+
+
+def _noting(fn: Callable[..., Any], name: str, fired: set[str]) -> Callable[..., Any]:
+    """Wrap a hook so that it notes that it fired."""
+
+    def wrapped(tensor: Tensor, hook: HookPoint) -> Any:
+        fired.add(name)
+        return fn(tensor, hook=hook)
+
+    return wrapped
+
+
