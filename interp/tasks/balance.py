@@ -123,10 +123,10 @@ class PositionBalance:
             group, place = np.divmod(prompts[rows] % modulus**2, modulus)
             rng = numpy_rng(seed, "target window", modulus, int(superblock))
             phase0, draw0 = rng.integers(modulus, size=modulus), int(rng.integers(modulus))
-            # Steps near the golden ratio spread a few draws evenly; coprime, so every value comes once.
-            step = _coprime_step(modulus)
-            phase = (phase0[group] + step * place) % modulus
-            draw = (draw0 + step * group + _coprime_step(modulus, 0.755) * phase) % modulus
+            # Coprime steps, so that every value comes once; the ratios spread the first few draws evenly, so
+            # that a sample shorter than R² has nearly equal variances.
+            phase = (phase0[group] + _coprime_step(modulus, 0.62) * place) % modulus
+            draw = (draw0 + _coprime_step(modulus, 0.55) * group + 2 * modulus // 3 * phase) % modulus
             starts[rows] = self.start + phase + modulus * (draw > phase)
         return starts
 
@@ -149,7 +149,7 @@ def placebo_strides(stride: int, modulus: int) -> list[int]:
     return [p for p in range(2, modulus + 1) if math.gcd(p, stride) == 1 and modulus % (p * stride) == 0]
 
 
-def _coprime_step(modulus: int, ratio: float = 0.618) -> int:
+def _coprime_step(modulus: int, ratio: float) -> int:
     """Return the integer coprime to `modulus` nearest to ratio·modulus."""
     candidates = [step for step in range(1, modulus + 1) if math.gcd(step, modulus) == 1]
     return min(candidates, key=lambda step: abs(step - ratio * modulus))
