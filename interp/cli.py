@@ -1,0 +1,381 @@
+"""The command line: one function per verb, and one line per mistake.
+
+Nothing heavy is imported here; every verb imports what it runs, so that help and parse errors are instant.
+A new verb is a function with ``@app.command`` in this module or one that :func:`main` imports.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter, validators
+
+from hooks.errors import PhaselensError
+from interp.cli_usage import usage_line
+
+__all__ = ["app", "main"]
+
+app = App(
+    name="phaselens",
+    help="Hooked compressed-attention models, measured phase by phase.\n\n"
+    "Start with: phaselens report w8s8-2kv -o reports/first",
+    help_format="plaintext",
+    version=lambda: _version(),
+    default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+)
+
+_positive = validators.Number(gte=1)
+_natural = validators.Number(gte=0)
+
+Model = Annotated[
+    str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
+]
+Out = Annotated[Path | None, Parameter(name=["--out", "-o"], help="Folder for results and figures.")]
+Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]
+PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
+Count = Annotated[
+    int | None, Parameter(validator=_positive, help="Prompts, a multiple of the residue count.")
+]
+Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
+Json = Annotated[bool, Parameter(help="Print one JSON object instead of a table.")]
+Padding = Annotated[
+    Literal["in_sequence", "prefix"],
+    Parameter(
+        help="How the target reaches a residue: gaps between records vary, or all records move together."
+    ),
+]
+Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is removed, one at a time.")]
+
+
+# --------------------------------------------------------------------------- measuring
+
+
+@app.command
+def report(
+    model: Model,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"], help="Folder of the report; made if need be.")],
+    n_per_residue: PerResidue = 64,
+    seed: Seed = 0,
+    unit: Unit = "kv_head",
+    padding: Padding = "in_sequence",
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Run the main job: sweep, knockout, gates and specialization of one model.
+
+    Prints a table; writes results (netCDF, CSV), figures (PDF, SVG, HTML, PNG) and an index.html to DIR.
+
+    Example: phaselens report w8s8-2kv -o reports/w8s8-2kv
+    """
+    from interp import cli_run
+    from interp import report as reporting
+
+    with reporting.open_report(out) as folder:
+        hooked, task = cli_run.prepare(model, device=device, padding=padding)
+        found = reporting.report(
+            hooked, task=task, out=folder, n_per_residue=n_per_residue, seed=seed, unit=unit
+        )
+    cli_run.show_report(found, out, as_json=json)
+
+
+@app.command
+def sweep(
+    model: Model,
+    *,
+    out: Out = None,
+    n_per_residue: PerResidue = 64,
+    seed: Seed = 0,
+    axis: Annotated[Literal["target", "query"], Parameter(help="Whose phase is swept.")] = "target",
+    padding: Padding = "in_sequence",
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Measure accuracy, log-probability and margin by phase, with intervals, gap and period.
+
+    Example: phaselens sweep w8s8-2kv --n-per-residue 128 -o runs/sweep
+    """
+    from interp import cli_run
+
+    def work() -> dict[str, Any]:
+        from interp.sweep import phase_sweep
+
+        hooked, task = cli_run.prepare(model, device=device, padding=padding)
+        return {"sweep": phase_sweep(hooked, task, n_per_residue=n_per_residue, seed=seed, axis=axis)}
+
+    cli_run.run(work, out, as_json=json)
+
+
+@app.command
+def knockout(
+    model: Model,
+    *,
+    out: Out = None,
+    unit: Unit = "kv_head",
+    replace: Annotated[
+        Literal["mean", "zero", "phase_mean", "resample"], Parameter(help="What a unit's output becomes.")
+    ] = "mean",
+    at: Annotated[
+        Literal["final", "all"], Parameter(help="At the final position only, or at all.")
+    ] = "final",
+    n: Count = None,
+    seed: Seed = 0,
+    padding: Padding = "in_sequence",
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Remove each head or layer: what it is worth by phase, and who serves which phase.
+
+    Example: phaselens knockout w8s8-2kv --unit head --replace zero -o runs/knockout
+    """
+    from interp import cli_run
+
+    def work() -> dict[str, Any]:
+        from interp.knockout import knockout as knock
+        from interp.specialization import specialization
+
+        hooked, task = cli_run.prepare(model, device=device, padding=padding)
+        count = {} if n is None else {"n": n}
+        effects = knock(hooked, task, unit=unit, replace=replace, at=at, seed=seed, **count)
+        stride = int(effects.attrs["stride"])
+        return {"knockout": effects, "specialization": specialization(effects, stride=stride)}
+
+    cli_run.run(work, out, as_json=json)
+
+
+@app.command
+def patch(
+    model: Model,
+    *,
+    out: Out = None,
+    n: Count = None,
+    seed: Seed = 0,
+    padding: Padding = "in_sequence",
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Patch activations from a prompt into the same prompt shifted to another phase.
+
+    Example: phaselens patch w8s8-2kv -o runs/patch
+    """
+    from interp import cli_run
+
+    def work() -> dict[str, Any]:
+        from interp.patching import patch as patching
+
+        hooked, task = cli_run.prepare(model, device=device, padding=padding)
+        count = {} if n is None else {"n": n}
+        return {"patch": patching(hooked, task, seed=seed, **count)}
+
+    cli_run.run(work, out, as_json=json)
+
+
+@app.command
+def gates(
+    model: Model,
+    *,
+    out: Out = None,
+    n: Count = None,
+    seed: Seed = 0,
+    padding: Padding = "in_sequence",
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Measure gate profiles by phase, static and per-window effective numbers of offsets.
+
+    Example: phaselens gates w8s8-2kv -o runs/gates
+    """
+    from interp import cli_run
+
+    def work() -> dict[str, Any]:
+        from interp.gates import gate_profile
+
+        hooked, task = cli_run.prepare(model, device=device, padding=padding)
+        count = {} if n is None else {"n": n}
+        return {"gates": gate_profile(hooked, task, seed=seed, **count)}
+
+    cli_run.run(work, out, as_json=json)
+
+
+# --------------------------------------------------------------------------- looking
+
+
+@app.command
+def figures(
+    folder: Annotated[Path, Parameter(help="A folder with results, e.g. of phaselens report.")],
+    *,
+    out: Annotated[
+        Path | None, Parameter(name=["--out", "-o"], help="Where to; FOLDER itself if left out.")
+    ] = None,
+    formats: Annotated[
+        list[Literal["pdf", "svg", "html", "png"]] | None,
+        Parameter(name=["--format", "-f"], help="One or several; all if left out."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw the figures of a results folder again.
+
+    Example: phaselens figures reports/w8s8-2kv -o paper --format pdf
+    """
+    from interp import cli_run
+    from interp import report as reporting
+
+    results = reporting.load_results(folder)
+    target = folder / "figures" if out is None else out
+    with reporting.open_report(target) as staging:
+        names = reporting.draw(results, staging, formats=tuple(formats) if formats else reporting.FORMATS)
+    cli_run.show_files([target / name for name in names], as_json=json)
+
+
+@app.command
+def explore(
+    folder: Annotated[Path, Parameter(help="The only folder the explorer may open.")] = Path("reports"),
+    *,
+    port: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=65535))] = None,
+) -> None:
+    """Open a report folder in the browser; listens on this machine only.
+
+    Example: phaselens explore reports/w8s8-2kv
+    """
+    from interp import cli_run
+
+    cli_run.explore(folder, port)
+
+
+@app.command
+def results(
+    path: Annotated[Path, Parameter(help="A .nc file of results, or a folder with some.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Tell what is in a results file, and where it came from: model, task, seed, versions, commit.
+
+    Example: phaselens results reports/w8s8-2kv/sweep.nc
+    """
+    from interp import cli_run
+
+    cli_run.show_results(path, as_json=json)
+
+
+# --------------------------------------------------------------------------- models
+
+
+@app.command
+def zoo(
+    name: Annotated[str | None, Parameter(help="One model; all if left out.")] = None, *, json: Json = False
+) -> None:
+    """List the bundled models: how each was made, and what every seed that was trained gave.
+
+    Example: phaselens zoo w8s8-2kv
+    """
+    from interp import cli_run
+
+    cli_run.show_zoo(name, as_json=json)
+
+
+@app.command
+def train(
+    name: Annotated[str, Parameter(help="A recipe: the name of a zoo model.")],
+    *,
+    out: Annotated[
+        Path | None, Parameter(name=["--out", "-o"], help="Folder of the model; runs/NAME if left out.")
+    ] = None,
+    seed: Annotated[
+        int | None, Parameter(validator=_natural, help="Seed of weights and data; the recipe's if left out.")
+    ] = None,
+    steps: Annotated[
+        int | None, Parameter(validator=_positive, help="Optimizer steps; the recipe's if left out.")
+    ] = None,
+    resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in the folder.")] = False,
+    device: Device = "cpu",
+    json: Json = False,
+) -> None:
+    """Train a model of the zoo again, with the recipe that made it.
+
+    Example: phaselens train tiny -o runs/tiny
+    """
+    from interp import cli_run
+
+    cli_run.train(
+        name,
+        out=out or Path("runs") / name,
+        seed=seed,
+        steps=steps,
+        resume=resume,
+        device=device,
+        as_json=json,
+    )
+
+
+# --------------------------------------------------------------------------- running
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; those of the process if left out.
+
+    Returns
+    -------
+    int
+        0; 2 after one line on stderr for a mistake; 130 when interrupted.
+    """
+    _quieten()
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    try:
+        app(tokens, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(usage_line(error, app))
+    except PhaselensError as error:
+        return _fail(str(error))
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; keep the interpreter from flushing into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _fail(line: str) -> int:
+    print(f"phaselens: {' '.join(line.split())}", file=sys.stderr)
+    return 2
+
+
+def _quieten() -> None:
+    """No telemetry, no look at the network, no other library's chatter; SIGTERM cleans up like an error."""
+    for name, value in {
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+    }.items():
+        os.environ.setdefault(name, value)
+    if not sys.warnoptions:
+        import warnings
+
+        warnings.simplefilter("ignore")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("phaselens")

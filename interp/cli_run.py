@@ -1,0 +1,284 @@
+"""What the verbs of the command line do: load, run, save, show."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from hooks.errors import CheckpointError, ConfigError, PhaselensError, did_you_mean
+from interp.outputs import output_folder, to_plain
+
+__all__ = [
+    "busy",
+    "explore",
+    "prepare",
+    "print_json",
+    "run",
+    "show_files",
+    "show_report",
+    "show_results",
+    "show_zoo",
+    "train",
+]
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Show on stderr that something is going on, where a person watches."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def prepare(
+    model: str, *, device: str, padding: Literal["in_sequence", "prefix"] = "in_sequence"
+) -> tuple[Any, Any]:
+    """Load a model and make its recall task.
+
+    Returns
+    -------
+    tuple
+        The hooked model and a :class:`~interp.tasks.RecallTask`.
+
+    Raises
+    ------
+    PhaselensError
+        If either cannot be made.
+    """
+    with busy(f"loading {model}"):
+        check_device(device)
+        from hooks import load
+        from interp.tasks import RecallTask
+
+        hooked = load(model, device=device)
+        return hooked, RecallTask.for_model(hooked, padding=padding)
+
+
+def check_device(name: str) -> None:
+    """Raise unless torch can use the device here.
+
+    Raises
+    ------
+    ConfigError
+        Naming the devices there are.
+    """
+    import torch
+
+    valid = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if torch.cuda.is_available():
+        valid.insert(1, "cuda")
+    if name not in valid:
+        raise ConfigError(f"no device {name!r} here; {did_you_mean(name, valid)}")
+
+
+def run(work: Callable[[], Mapping[str, Any]], out: Path | None, *, as_json: bool) -> None:
+    """Run a measurement; save its Datasets as netCDF and CSV if a folder is given, and show them."""
+    if out is None:
+        show(work(), as_json=as_json)
+        return
+    with output_folder(out) as staging:
+        found = work()
+        from interp.report import save_results
+
+        files = save_results(found, staging)
+    show(found, as_json=as_json, files=[out / name for name in files])
+
+
+def show(found: Mapping[str, Any], *, as_json: bool, files: list[Path] | None = None) -> None:
+    """Print results: one JSON object, or tables and the files written."""
+    if as_json:
+        print_json({**{name: to_plain(dataset) for name, dataset in found.items()}, "files": files or []})
+        return
+    from interp.figures import table
+
+    for name, dataset in found.items():
+        table.show(name, dataset)
+    if files:
+        show_files(files, as_json=False)
+
+
+def show_report(found: Mapping[str, Any], out: Path, *, as_json: bool) -> None:
+    """Print the report's table and where its files are."""
+    if as_json:
+        print_json({**{name: to_plain(dataset) for name, dataset in found.items()}, "folder": out})
+        return
+    from interp.figures import table
+
+    table.show_report(found)
+    print(f"Report: {out / 'index.html'}")
+
+
+def show_files(files: list[Path], *, as_json: bool) -> None:
+    """Print the files that were written."""
+    if as_json:
+        print_json({"files": files})
+        return
+    for file in files:
+        print(file)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on stdout, undefined numbers as null."""
+    print(json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False))
+
+
+# --------------------------------------------------------------------------- explore
+
+
+def explore(folder: Path, port: int | None) -> None:
+    """Run the Streamlit app on a folder, on the loopback address only, until it is ended.
+
+    Raises
+    ------
+    PhaselensError
+        If there is nothing to show, or the port is taken.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"no folder {str(folder)!r}; make one with: phaselens report w8s8-2kv -o {folder}"
+        )
+    if next(folder.rglob("*.nc"), None) is None:
+        raise CheckpointError(
+            f"no results in {str(folder)!r}; make some with: phaselens report w8s8-2kv -o {folder}"
+        )
+    # interp does not import apps: the app is another process, found by its name.
+    found = importlib.util.find_spec("apps")
+    script = (
+        Path(next(iter(found.submodule_search_locations or []), "")) / "explorer" / "app.py"
+        if found
+        else None
+    )
+    if script is None or not script.is_file():
+        raise PhaselensError("the explorer is not installed: package 'apps' has no explorer/app.py")
+    port = _free_port(port)
+    command = [
+        sys.executable, "-m", "streamlit", "run", str(script),
+        "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
+        "--browser.gatherUsageStats", "false", "--client.showErrorDetails", "none",
+        "--server.fileWatcherType", "none", "--logger.hideWelcomeMessage", "true",
+        "--", str(folder.resolve()),
+    ]  # fmt: skip
+    print(f"Explorer: http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+    with subprocess.Popen(command, env=_with_package_on_path(script)) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+    if code > 0:
+        raise PhaselensError(f"the explorer ended with code {code}; its own message is above")
+
+
+def _with_package_on_path(script: Path) -> dict[str, str]:
+    root = str(script.parent.parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
+def _free_port(wanted: int | None) -> int:
+    for port in (wanted,) if wanted else (8501, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise PhaselensError(f"port {wanted} is taken; leave --port out to get a free one")
+
+
+# --------------------------------------------------------------------------- results and models
+
+
+def show_results(path: Path, *, as_json: bool) -> None:
+    """Print what one results file, or every one in a folder, holds.
+
+    Raises
+    ------
+    PhaselensError
+        If there is none, or one cannot be read.
+    """
+    from interp import results
+
+    files = sorted(path.glob("*.nc")) if path.is_dir() else [path]
+    if not files:
+        raise results.ResultsError(f"no .nc files in {path}; give a file or folder that phaselens wrote")
+    loaded = {file: results.load(file) for file in files}
+    if as_json:
+        print_json({str(file): to_plain(dataset) for file, dataset in loaded.items()})
+        return
+    for file, dataset in loaded.items():
+        print(f"{file}  {results.content_hash(dataset)[:16]}")
+        print("  " + ", ".join(f"{dim} {size}" for dim, size in dataset.sizes.items()))
+        for name, variable in dataset.data_vars.items():
+            print(f"  {name}({', '.join(map(str, variable.dims))}) {variable.dtype}")
+        for name, value in dataset.attrs.items():
+            print(f"  {name}: {value}")
+
+
+def show_zoo(name: str | None, *, as_json: bool) -> None:
+    """Print the bundled models and how each came to be.
+
+    Raises
+    ------
+    CheckpointError
+        For a name that is not in the zoo.
+    """
+    from hooks.checkpoint import zoo, zoo_info
+
+    infos = {each: zoo_info(each) for each in ([name] if name else zoo())}
+    if as_json or name:
+        print(
+            json.dumps(
+                to_plain(infos[name] if name else infos), ensure_ascii=False, indent=None if as_json else 2
+            )
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "accuracy (%) by phase", "seeds trained", "chosen", title="zoo")
+    for each, info in infos.items():
+        table.add_row(
+            each,
+            " ".join(f"{value:.0f}" for value in info.get("accuracy_by_phase", [])),
+            str(len(info.get("seeds", []))),
+            str(info.get("chosen") or ""),
+        )
+    Console().print(table)
+
+
+def train(
+    name: str,
+    *,
+    out: Path,
+    seed: int | None,
+    steps: int | None,
+    resume: bool,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Train by a recipe and print where the model is and what it gave."""
+    with busy("loading torch"):
+        check_device(device)
+        from interp.training import train as training
+
+    made = training(name, out=out, seed=seed, device=device, resume=resume, steps=steps)
+    if as_json:
+        print_json({"name": name, "folder": out, "result": made})
+    else:
+        print(f"Model: {out} (measure it with: phaselens report {out} -o reports/{out.name})")

@@ -1,0 +1,141 @@
+"""Output folders that appear whole or not at all, and results as plain JSON values."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hooks.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["output_folder", "to_plain", "write_json"]
+
+MANIFEST = "report.json"
+_PER_PROMPT = "prompt"
+
+
+@contextlib.contextmanager
+def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; what is in it becomes part of `path` when the block ends well.
+
+    The folder is made at once, so that one that cannot be written is found before any work is done. On an
+    error nothing is left behind, folders made on the way included. Files that already are in `path` and are
+    not written again stay, except those that its manifest lists as made by an earlier run.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder cannot be made or written.
+    """
+    target = Path(path).expanduser().absolute()
+    made: list[Path] = []
+    try:
+        if target.exists() and not target.is_dir():
+            raise NotADirectoryError(20, "it is a file")
+        for folder in reversed([target.parent, *target.parent.parents]):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        if target.is_dir():
+            _probe(target)
+        staging = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+        staging.mkdir()
+    except OSError as error:
+        _remove_empty(made)
+        raise CheckpointError(
+            f"cannot write to {target}: {error.strerror}; choose a folder that can be written with -o"
+        ) from error
+    try:
+        yield staging
+        _publish(staging, target)
+        made = []
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        _remove_empty(made)
+
+
+def _probe(folder: Path) -> None:
+    probe = folder / f".{secrets.token_hex(4)}"
+    probe.touch()
+    probe.unlink()
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _publish(staging: Path, target: Path) -> None:
+    if not target.exists():
+        staging.rename(target)
+        return
+    new = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
+    for stale in _listed(target) - set(new):
+        with contextlib.suppress(OSError):
+            (target / stale).unlink()
+    # The manifest last: whoever sees it finds everything that it lists.
+    for relative in sorted(new, key=lambda file: file.name == MANIFEST):
+        (target / relative).parent.mkdir(parents=True, exist_ok=True)
+        (staging / relative).replace(target / relative)
+
+
+def _listed(folder: Path) -> set[Path]:
+    """Files that the folder's manifest says an earlier run made; never anything outside of the folder."""
+    try:
+        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        paths = {Path(name) for name in names}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {path for path in paths if not path.is_absolute() and ".." not in path.parts}
+
+
+def write_json(value: Any, path: Path) -> Path:
+    """Write plain values as JSON, undefined numbers as null."""
+    path.write_text(json.dumps(to_plain(value), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a result into JSON values.
+
+    A Dataset becomes its attrs and every variable without a prompt axis, as ``{"dims": …, "values": …}``;
+    per-prompt values stay in the netCDF file. Undefined numbers become null.
+    """
+    if hasattr(value, "data_vars"):
+        return _plain_dataset(value)
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [to_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+def _plain_dataset(dataset: xr.Dataset) -> dict[str, Any]:
+    def table(names: Any) -> dict[str, Any]:
+        return {
+            str(name): {"dims": list(dataset[name].dims), "values": to_plain(dataset[name].values)}
+            for name in names
+            if _PER_PROMPT not in dataset[name].dims
+        }
+
+    return {
+        "attrs": to_plain(dict(dataset.attrs)),
+        "coords": table(dataset.coords),
+        "variables": table(dataset.data_vars),
+    }
