@@ -1,0 +1,412 @@
+"""HookedDeepseekV4: the Hugging Face class run layer by layer, with every site of our own models.
+
+Axis legend: batch B, pos T, hyper-connection streams C, d_model m. Residual sites are [B, T, C, m]: there is
+no single residual stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+from transformers import DynamicCache
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Attention
+
+from hooks.deepseek.cache import DeepseekCache
+from hooks.deepseek.checks import check_model, refuse_model, require_finite, require_plain_positions
+from hooks.deepseek.taps import ATTENTION, FIRING_ORDER, BlockSites, Call, LayerTap, plain
+from hooks.errors import ConfigError, PhaselensError
+from hooks.geometry import ChunkGeometry
+from hooks.running import StrictHooks, as_tokens
+
+__all__ = ["DeepseekSizes", "HookedDeepseekV4", "SlotLabel", "hook_deepseek_v4"]
+
+_CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(DeepseekV4Attention.forward).parameters else "past_key_values"
+
+
+class SlotLabel(NamedTuple):
+    """What a compressor slot holds.
+
+    Attributes
+    ----------
+    offset : int
+        Slot 0 … W−1.
+    series : str
+        "a": a token's contribution to the entry after its own; "b": to its own entry.
+    phase : int
+        Phase of the token.
+    token : int or None
+        Its position; None where the first entry has no such token (its gate is exactly 0).
+    """
+
+    offset: int
+    series: str
+    phase: int
+    token: int | None
+
+
+@dataclass(frozen=True)
+class DeepseekSizes:
+    """Sizes of a hooked DeepSeek-V4, under the names our own models use."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_vocab: int
+    exact_window: int
+    n_streams: int
+    layer_types: tuple[str, ...]
+    stride: tuple[int | None, ...]
+    window: tuple[int | None, ...]
+    device: str
+
+    @property
+    def n_key_value_heads(self) -> int:
+        """TransformerLens's name for the number of KV heads."""
+        return self.n_kv_heads
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The distinct strides of the compressed layers, ascending."""
+        return tuple(sorted({stride for stride in self.stride if stride}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+class HookedDeepseekV4(StrictHooks):
+    """A Hugging Face ``DeepseekV4ForCausalLM`` with the hook sites of our own models.
+
+    The given model is left as it is: modules are copied, weights and buffers are shared. The copy is wrapped by
+    the TransformerLens bridge (:attr:`bridge`), whose own hooks on the same run stay usable. The mHC mixing
+    around each layer is done here, everything else by the class's own code; a check at construction holds the
+    logits bit-equal to the class's.
+
+    Parameters
+    ----------
+    hf_model : DeepseekV4ForCausalLM
+        Eager attention.
+    name : str or None
+        For display.
+    check : bool
+        Run :func:`~hooks.deepseek.checks.check_model` at once.
+
+    Raises
+    ------
+    ConfigError
+        For another class, other attention than eager, quantized weights on a CPU.
+    ModelCheckError
+        If a promised site does not fire, or sums do not add up, e.g. after a transformers upgrade.
+
+    Notes
+    -----
+    Edits at ``hook_k`` and at compressor sites reach later calls through the cache. Edits of one read
+    (``hook_rot_k``, ``hook_v``, ``hook_entry_k``, ``hook_entry_v``) last for the call: the class stores one
+    tensor for keys and values.
+    """
+
+    def __init__(self, hf_model: Any, *, name: str | None = None, check: bool = True) -> None:
+        super().__init__()
+        refuse_model(hf_model)
+        config = hf_model.config
+        shared = {id(t): t for t in [*hf_model.parameters(), *hf_model.buffers()]}
+        # Kept out of the module tree: setup() would rename the bridge's components.
+        self.__dict__["hf"] = copy.deepcopy(hf_model, shared).eval()
+        self.__dict__["bridge"] = build_bridge_from_module(self.hf, "DeepseekV4ForCausalLM", hf_config=self.hf.config)
+        self.hf.config._attn_implementation = ATTENTION
+        self.cfg = _sizes(config, next(hf_model.parameters()).device)
+        self.task: dict[str, Any] | None = getattr(config, "phaselens_task", None)
+        self.hook_embed = HookPoint()
+        self.blocks = nn.ModuleList(BlockSites(kind) for kind in config.layer_types)
+        self.setup()
+        self.name = name or getattr(config, "name_or_path", "") or "deepseek-v4"
+        self._call: Call | None = None
+        self.__dict__["layers"] = [plain(layer) for layer in self.hf.model.layers]
+        for index, layer in enumerate(self.layers):
+            LayerTap(self.blocks[index].attn, layer.self_attn, self.geometry(index), lambda: self._call)  # type: ignore[arg-type]
+        self.eval()
+        if check:
+            check_model(self, hf_model)
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.hf.parameters()).device
+
+    def geometry(self, layer: int) -> ChunkGeometry | None:
+        """Geometry of a layer's compressor, None in sliding layers."""
+        if not 0 <= layer < self.cfg.n_layers:
+            raise ConfigError(f"layer {layer} does not exist; valid: 0 to {self.cfg.n_layers - 1}")
+        window, stride = self.cfg.window[layer], self.cfg.stride[layer]
+        return None if window is None or stride is None else ChunkGeometry(window, stride)
+
+    def slot_labels(self, layer: int, entry: int = 1) -> list[SlotLabel]:
+        """Say what each slot of an entry holds (the gate's axis `offset`).
+
+        Parameters
+        ----------
+        layer : int
+            A layer with a compressor.
+        entry : int
+            By default the first one without clipped slots.
+
+        Raises
+        ------
+        ConfigError
+            If the layer has no compressor.
+        """
+        geometry = self.geometry(layer)
+        if geometry is None:
+            compressed = [i for i, stride in enumerate(self.cfg.stride) if stride]
+            raise ConfigError(f"layer {layer} has no compressor; valid: {', '.join(map(str, compressed)) or 'none'}")
+        first = (entry + 1) * geometry.stride - geometry.window
+        return [
+            SlotLabel(
+                offset,
+                "a" if offset < geometry.window - geometry.stride else "b",
+                geometry.offset_phase(offset),
+                first + offset if first + offset >= 0 else None,
+            )
+            for offset in range(geometry.window)
+        ]
+
+    def site_names(self) -> list[str]:
+        """Every hook name that fires in this model, in order of firing."""
+        names = [f"blocks.{i}.{kind}" for i in range(self.cfg.n_layers) for kind in FIRING_ORDER]
+        return ["hook_embed", *(name for name in names if name in self.hook_dict)]
+
+    def content_hash(self) -> str:
+        """SHA-256 over configuration and weights."""
+        volatile = ("transformers_version", "_name_or_path", "architectures", "dtype", "use_cache")
+        config = {k: v for k, v in self.hf.config.to_dict().items() if k not in volatile and not k.startswith("_")}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+        tensors = dict(self.hf.named_parameters()) | dict(self.hf.named_buffers())
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"{name.replace('.original_component', '')}{tensor.dtype}{list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of the Hugging Face model, which the given model shares."""
+        return self.hf.named_parameters(*args, **kwargs)
+
+    def to_tokens(self, tokens: Any) -> Tensor:
+        """Check token ids; text needs a tokenizer, which is not part of a model here."""
+        return as_tokens(tokens, self.cfg.d_vocab, self.device)
+
+    def train(self, mode: bool = True) -> HookedDeepseekV4:
+        """Only evaluation is hooked; train the Hugging Face model itself.
+
+        Raises
+        ------
+        PhaselensError
+            When asked for training mode.
+        """
+        if mode:
+            raise PhaselensError("a hooked DeepSeek-V4 only evaluates; train the Hugging Face model, then hook it")
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HookedDeepseekV4:
+        """Move or cast: the weights, shared with the given model, go along."""
+        self.hf._apply(fn, recurse)
+        self.cfg = _sizes(self.hf.config, self.device)
+        return self
+
+    # ------------------------------------------------------------------ running it
+
+    def start_cache(self, batch: int, rewind: bool = True) -> DeepseekCache:
+        """Start an empty decode cache. The class cannot rewind, whatever is asked: `crop` raises."""
+        return DeepseekCache(DynamicCache(config=self.hf.config), batch)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos stream d_model"] | list[list[int]],
+        cache: DeepseekCache | None = None,
+        *,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        last_only: bool = False,
+        token_ids: Int[Tensor, "batch pos"] | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Float[Tensor, "batch out *width"]:
+        """Run the model.
+
+        Parameters
+        ----------
+        tokens : integer tensor [batch, pos], or residual streams [batch, pos, stream, d_model]
+            The latter with `start_at_layer`. Positions continue those of the cache.
+        cache : DeepseekCache or None
+            Absorbs the tokens; a forked one is read only and takes U rows per sequence.
+        start_at_layer, stop_at_layer : int or None
+            First layer to run; layer before which to stop and return the residual streams.
+        last_only : bool
+            In the last layer's MLP, the final norm and the unembedding, compute the last position alone.
+        token_ids : integer tensor [batch, pos] or None
+            With `start_at_layer`, for MoE layers that route by token id.
+        attention_mask, position_ids : Tensor or None
+            Only what changes nothing: all ones; 0, 1, 2 … continuing the cache.
+
+        Returns
+        -------
+        float tensor [batch, pos, d_vocab]
+            Logits; [batch, 1, d_vocab] with `last_only`; or the residual streams.
+
+        Raises
+        ------
+        PhaselensError
+            For ragged or empty input, padding, other positions, a batch that does not fit the cache.
+        ModelCheckError
+            If logits are NaN or infinite.
+        """
+        first, last = start_at_layer or 0, self.cfg.n_layers if stop_at_layer is None else stop_at_layer
+        if not 0 <= first <= last <= self.cfg.n_layers:
+            raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
+        if start_at_layer is None:
+            ids: Tensor | None = as_tokens(tokens, self.cfg.d_vocab, self.device)
+            streams = self._embedded(ids)
+        else:
+            ids = None if token_ids is None else as_tokens(token_ids, self.cfg.d_vocab, self.device)
+            streams = self._streams(tokens, ids, first, last)
+        hf_cache = None if cache is None else cache.for_rows(streams.shape[0])
+        past = _absorbed(hf_cache, first, last)
+        require_plain_positions(attention_mask, position_ids, past, streams.shape[1])
+        self._call = Call(past, streams.shape[1], hf_cache)
+        try:
+            shared = self._shared_inputs(streams, past, hf_cache, first)
+            for index in range(first, last):
+                narrow = last_only and index == self.cfg.n_layers - 1
+                streams = self._block(index, streams, shared, ids, narrow)
+        finally:
+            self._call = None
+        if last < self.cfg.n_layers:
+            return streams
+        model = self.hf.model
+        logits = self.hf.lm_head(model.norm(model.hc_head(streams[:, -1:] if last_only else streams)))
+        require_finite(logits)
+        return logits
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Embed, then copy into every stream."""
+        embedded = self.hook_embed(self.hf.model.embed_tokens(ids))
+        return embedded.unsqueeze(2).expand(-1, -1, self.cfg.n_streams, -1).contiguous()
+
+    def _streams(self, x: Any, ids: Tensor | None, first: int, last: int) -> Tensor:
+        shape = (self.cfg.n_streams, self.cfg.d_model)
+        if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[2:]) != shape:
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise PhaselensError(f"start_at_layer needs residual streams [batch, pos, {shape[0]}, {shape[1]}], got {got}")
+        hashed = [i for i in range(first, last) if self.hf.config.mlp_layer_types[i] == "hash_moe"]
+        if ids is None and hashed:
+            raise PhaselensError(f"layer {hashed[0]} routes by token id; give token_ids= besides the residual streams")
+        # Hooks may edit in place; the caller's tensor stays as it is.
+        return x.clone()
+
+    def _shared_inputs(self, streams: Tensor, past: int, hf_cache: Any, first: int) -> dict[str, Any]:
+        """What every layer's attention gets: positions, rotary tables, the window mask, the cache."""
+        batch, new = streams.shape[:2]
+        positions = torch.arange(past, past + new, device=streams.device)[None]
+        rotary = self.hf.model.rotary_emb
+        like = streams[:, :, 0]
+        tables = {kind: rotary(like, position_ids=positions, layer_type=kind) for kind in plain(rotary).layer_types}
+        keys = None if hf_cache is None else hf_cache.layers[first].keys
+        held = keys.shape[-2] if past and keys is not None else 0
+        at = torch.arange(past - held, past + new, device=streams.device)
+        readable = (at <= positions[0, :, None]) & (at > positions[0, :, None] - self.cfg.exact_window)
+        mask = streams.new_zeros(readable.shape).masked_fill(~readable, -torch.inf)
+        return {
+            "position_embeddings": tables,
+            "position_ids": positions,
+            "attention_mask": mask.expand(batch, 1, -1, -1),
+            _CACHE_ARGUMENT: hf_cache,
+        }
+
+    def _block(self, index: int, x: Tensor, shared: dict[str, Any], ids: Tensor | None, narrow: bool) -> Tensor:
+        """One decoder layer around the mHC streams, as in the class's own forward."""
+        layer, sites = self.layers[index], self.blocks[index]
+        x = sites.hook_resid_pre(x)  # type: ignore[operator]
+        post, comb, collapsed = layer.attn_hc(x)
+        out = layer.self_attn(layer.input_layernorm(collapsed), **shared)[0]
+        out = sites.hook_attn_out(out)  # type: ignore[operator]
+        if narrow:
+            post, comb, out, x = post[:, -1:], comb[:, -1:], out[:, -1:], x[:, -1:]
+            ids = None if ids is None else ids[:, -1:]
+        x = sites.hook_resid_mid(_expanded(out, post, comb, x))  # type: ignore[operator]
+        post, comb, collapsed = layer.ffn_hc(x)
+        out = layer.mlp(layer.post_attention_layernorm(collapsed), input_ids=ids)
+        out = sites.hook_mlp_out(out)  # type: ignore[operator]
+        return sites.hook_resid_post(_expanded(out, post, comb, x))  # type: ignore[operator]
+
+
+def hook_deepseek_v4(hf_model: Any, *, name: str | None = None, check: bool = True) -> HookedDeepseekV4:
+    """Hook a Hugging Face ``DeepseekV4ForCausalLM``; see :class:`HookedDeepseekV4`.
+
+    Parameters
+    ----------
+    hf_model : DeepseekV4ForCausalLM
+        With eager attention. It keeps its weights, which are shared, and stays unhooked.
+    name : str or None
+        For display; by default the path it was loaded from.
+    check : bool
+        Verify sites, sums and bit-equal logits on a short prompt at once.
+
+    Raises
+    ------
+    ConfigError
+        For a model this cannot hook, saying what to do instead.
+    ModelCheckError
+        Saying which promise the model breaks.
+    """
+    return HookedDeepseekV4(hf_model, name=name, check=check)
+
+
+def _expanded(out: Tensor, post: Tensor, comb: Tensor, streams: Tensor) -> Tensor:
+    """Spread a sublayer's output over the streams and mix them: post ⊗ out + combᵀ streams."""
+    dtype = streams.dtype
+    mixed = torch.matmul(comb.to(dtype).transpose(-1, -2), streams)
+    return post.to(dtype).unsqueeze(-1) * out.unsqueeze(-2) + mixed
+
+
+def _absorbed(hf_cache: Any, first: int, last: int) -> int:
+    """Tokens that the layers about to run have absorbed."""
+    lengths = set() if hf_cache is None else {int(hf_cache.layers[i].get_seq_length()) for i in range(first, last)}
+    if len(lengths) > 1:
+        raise PhaselensError(
+            f"layers {first} to {last - 1} of this cache have absorbed {sorted(lengths)} tokens; run all layers, "
+            "or fork() the cache before running some"
+        )
+    return lengths.pop() if lengths else 0
+
+
+def _sizes(config: Any, device: torch.device) -> DeepseekSizes:
+    rates = [config.compress_rates.get(kind) for kind in config.layer_types]
+    double = [kind == "compressed_sparse_attention" for kind in config.layer_types]
+    return DeepseekSizes(
+        n_layers=config.num_hidden_layers,
+        d_model=config.hidden_size,
+        n_heads=config.num_attention_heads,
+        n_kv_heads=1,
+        d_head=config.head_dim,
+        d_vocab=config.vocab_size,
+        exact_window=config.sliding_window,
+        n_streams=config.hc_mult,
+        layer_types=tuple(config.layer_types),
+        stride=tuple(rates),
+        window=tuple(rate and rate * (2 if two else 1) for rate, two in zip(rates, double, strict=True)),
+        device=str(device),
+    )

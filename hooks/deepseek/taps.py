@@ -1,0 +1,372 @@
+"""Where the hook sites of one DeepSeek-V4 layer sit inside the Hugging Face code, which runs unchanged.
+
+Axis legend: batch B, pos T, query head H, head dim D, entries E (n of them close in this call), slots W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformer_lens.hook_points import HookPoint
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import eager_attention_forward, repeat_kv
+
+from hooks.errors import SiteError
+from hooks.geometry import ChunkGeometry
+from hooks.running import watched
+
+__all__ = ["ATTENTION", "FIRING_ORDER", "BlockSites", "Call", "LayerTap", "plain"]
+
+ATTENTION = "phaselens_eager"
+"""Name under which the observed eager attention is registered with transformers."""
+
+FIRING_ORDER = [
+    "hook_resid_pre",
+    *(f"attn.{name}" for name in ("hook_q", "hook_k")),
+    *(f"attn.compressor.key.{name}" for name in ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled")),
+    *(f"attn.indexer.{name}" for name in ("hook_gate_logits", "hook_gate", "hook_scores", "hook_picks")),
+    "attn.compressor.key.hook_entry",
+    *(f"attn.{name}" for name in ("hook_rot_q", "hook_rot_k", "hook_v", "hook_entry_k", "hook_entry_v")),
+    *(f"attn.{name}" for name in ("hook_attn_scores", "hook_pattern", "hook_z", "hook_result")),
+    *("hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post"),
+]
+"""Sites of a layer, in order of firing; sliding and heavily compressed layers lack some."""
+
+
+class BranchSites(nn.Module):
+    """Hook points of the one compressor branch: keys are values in this class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_gate_logits, self.hook_gate, self.hook_payload = HookPoint(), HookPoint(), HookPoint()
+        self.hook_pooled, self.hook_entry = HookPoint(), HookPoint()
+
+
+class IndexerSites(nn.Module):
+    """Hook points of the lightning indexer: its own gate, its scores, its picks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_gate_logits, self.hook_gate = HookPoint(), HookPoint()
+        self.hook_scores, self.hook_picks = HookPoint(), HookPoint()
+
+
+class AttentionSites(nn.Module):
+    """Hook points of one attention."""
+
+    def __init__(self, compressed: bool, indexed: bool) -> None:
+        super().__init__()
+        self.hook_q, self.hook_k = HookPoint(), HookPoint()
+        if compressed:
+            self.compressor = nn.Module()
+            self.compressor.key = BranchSites()
+        if indexed:
+            self.indexer = IndexerSites()
+        self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
+        if compressed:
+            self.hook_entry_k, self.hook_entry_v = HookPoint(), HookPoint()
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        self.hook_z, self.hook_result = HookPoint(), HookPoint()
+
+    @property
+    def branch(self) -> BranchSites:
+        """The sites of the compressor's one branch."""
+        return self.compressor.key  # type: ignore[return-value]
+
+
+class BlockSites(nn.Module):
+    """Hook points of one layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.hook_resid_pre = HookPoint()
+        self.attn = AttentionSites(kind != "sliding_attention", kind == "compressed_sparse_attention")
+        self.hook_attn_out, self.hook_resid_mid = HookPoint(), HookPoint()
+        self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint()
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call in progress: tokens absorbed before it, its own tokens, and the cache it writes to."""
+
+    past: int
+    new: int
+    cache: Any
+
+
+class PoolWatch(TorchFunctionMode):
+    """Catches the softmax and the product inside one compressor's forward.
+
+    The first softmax is the gate over a window's slots (its input the logits, −inf in clipped slots); the
+    first product after it is payload times gate. Everything else passes.
+    """
+
+    def __init__(self, logits: HookPoint, gate: HookPoint, payload: HookPoint | None) -> None:
+        super().__init__()
+        self.logits, self.gate, self.payload = logits, gate, payload
+        self.step = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.step == 0 and func in (Tensor.softmax, torch.softmax, F.softmax):
+            self.step = 1
+            logits = _per_head(self.logits, args[0])
+            return _per_head(self.gate, func(logits, *args[1:], **kwargs))
+        if self.step == 1 and func in (Tensor.mul, Tensor.__mul__, torch.mul):
+            self.step = 2
+            if self.payload is not None:
+                args = (_per_head(self.payload, args[0]), *args[1:])
+        return func(*args, **kwargs)
+
+
+class LayerTap:
+    """Puts one layer's hook points into its Hugging Face attention.
+
+    Parameters
+    ----------
+    sites : AttentionSites
+        The hook points.
+    attention : nn.Module
+        The layer's ``self_attn``, bridged or not.
+    geometry : ChunkGeometry or None
+        Of its compressor.
+    call : function
+        Returns the call in progress, or None when the code is run by someone else; then nothing fires.
+    """
+
+    def __init__(
+        self,
+        sites: AttentionSites,
+        attention: nn.Module,
+        geometry: ChunkGeometry | None,
+        call: Callable[[], Call | None],
+    ) -> None:
+        self.sites, self.geometry, self.call = sites, geometry, call
+        self.core: Any = plain(attention)
+        self.z: Tensor | None = None
+        self.core.phaselens_tap = self
+        self.core.q_b_proj.register_forward_hook(self._query)
+        self.core.kv_proj.register_forward_hook(self._key)
+        self.core.o_a_proj.register_forward_pre_hook(self._z)
+        self.core.o_b_proj.register_forward_hook(self._result)
+        if geometry is not None:
+            compressor = plain(self.core.compressor)
+            compressor.forward = _bound(self._compress, compressor.forward)
+            compressor.kv_norm.register_forward_pre_hook(self._pooled)
+        if hasattr(sites, "indexer"):
+            indexer = plain(plain(self.core.compressor).indexer)
+            indexer.forward = _bound(self._index, indexer.forward)
+            indexer.scorer.register_forward_hook(self._index_scores)
+
+    def entries(self, call: Call) -> tuple[int, int]:
+        """How many entries there were before a call, and how many there are with it."""
+        if self.geometry is None:
+            return 0, 0
+        return self.geometry.n_entries(call.past), self.geometry.n_entries(call.past + call.new)
+
+    # ------------------------------------------------------------------ projections
+
+    def _query(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+        if self.call() is None or not watched(self.sites.hook_q):
+            return None
+        return self.sites.hook_q(out.unflatten(-1, (self.core.num_heads, -1))).flatten(2)
+
+    def _key(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+        if self.call() is None or not watched(self.sites.hook_k):
+            return None
+        return self.sites.hook_k(out.unsqueeze(2)).squeeze(2)
+
+    def _z(self, module: nn.Module, args: Any) -> Any:
+        self.z = None
+        if self.call() is None or not watched(self.sites.hook_z, self.sites.hook_result):
+            return None
+        grouped = args[0]
+        z = grouped.flatten(2).unflatten(-1, (self.core.num_heads, -1))
+        self.z = self.sites.hook_z(z)
+        return (self.z.flatten(2).reshape(grouped.shape), *args[1:])
+
+    def _result(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+        """Form each head's share of the output; the native sum stays unless a hook changes a share."""
+        if self.z is None or not watched(self.sites.hook_result):
+            return None
+        shares = self._shares(self.z)
+        before = shares.clone()
+        after = self.sites.hook_result(shares)
+        return None if torch.equal(after, before) else after.sum(2)
+
+    def _shares(self, z: Tensor) -> Tensor:
+        """Per-head results [B, T, H, d_model], through the layer's own grouped map, one head at a time."""
+        first, second = plain(self.core.o_a_proj), plain(self.core.o_b_proj)
+        shares = []
+        for head in range(z.shape[2]):
+            alone = torch.zeros_like(z)
+            alone[:, :, head] = z[:, :, head]
+            grouped = alone.flatten(2).unflatten(-1, (self.core.config.o_groups, -1))
+            shares.append(second(first(grouped).flatten(2)))
+        return torch.stack(shares, dim=2)
+
+    # ------------------------------------------------------------------ compressor
+
+    def _compress(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the compressor with its gate, payload and entries hooked."""
+        call, branch = self.call(), self.sites.branch
+        points = (branch.hook_gate_logits, branch.hook_gate, branch.hook_payload)
+        if call is None or not watched(*points, branch.hook_pooled, branch.hook_entry):
+            return forward(*args, **kwargs)
+        with PoolWatch(*points) as watch:
+            entries, bias = forward(*args, **kwargs)
+        if watch.step == 0:
+            self._nothing_closed(points, entries)
+            branch.hook_pooled(entries.new_zeros(entries.shape[0], 0, 1, entries.shape[-1]))
+        return self._stored(entries, call), bias
+
+    def _pooled(self, module: nn.Module, args: Any) -> Any:
+        if self.call() is None or not watched(self.sites.branch.hook_pooled):
+            return None
+        return (self.sites.branch.hook_pooled(args[0].unsqueeze(2)).squeeze(2), *args[1:])
+
+    def _stored(self, entries: Tensor, call: Call) -> Tensor:
+        """Hook the entries [B, 1, E, D] that close in this call, and store what comes back."""
+        if not watched(self.sites.branch.hook_entry):
+            return entries
+        old = self.entries(call)[0]
+        fresh = self.sites.branch.hook_entry(entries[:, :, old:].transpose(1, 2).clone())
+        entries = torch.cat((entries[:, :, :old], fresh.transpose(1, 2)), dim=2)
+        if call.cache is not None:
+            call.cache.layers[self.core.layer_idx].compressed_kv["compressor"] = entries.squeeze(1)
+        return entries
+
+    def _nothing_closed(self, points: tuple[HookPoint, ...], like: Tensor) -> None:
+        """Fire slot sites with no entries [B, 0, W, 1, D]."""
+        assert self.geometry is not None
+        for point in points:
+            point(like.new_zeros(like.shape[0], 0, self.geometry.window, 1, like.shape[-1]))
+
+    # ------------------------------------------------------------------ indexer
+
+    def _index(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Run the indexer with its gate and picks hooked."""
+        call, sites = self.call(), self.sites.indexer
+        if call is None or not watched(sites.hook_gate_logits, sites.hook_gate, sites.hook_picks):
+            return forward(*args, **kwargs)
+        with PoolWatch(sites.hook_gate_logits, sites.hook_gate, None) as watch:
+            picks = forward(*args, **kwargs)
+        if watch.step == 0:
+            like = args[0].new_zeros(args[0].shape[0], plain(plain(self.core.compressor).indexer).head_dim)
+            self._nothing_closed((sites.hook_gate_logits, sites.hook_gate), like)
+        if not watched(sites.hook_picks):
+            return picks
+        picks, limit = sites.hook_picks(picks), self.entries(call)[1]
+        if picks.numel() and not -1 <= int(picks.min()) <= int(picks.max()) < limit:
+            raise SiteError(
+                f"{sites.hook_picks.name} was set to picks {int(picks.min())} to {int(picks.max())}; "
+                f"valid: entries 0 to {limit - 1}, or -1 for none"
+            )
+        return picks
+
+    def _index_scores(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+        call = self.call()
+        if call is None or not watched(self.sites.indexer.hook_scores):
+            return None
+        assert self.geometry is not None
+        queries = torch.arange(call.past, call.past + call.new, device=out.device)
+        visible = torch.div(queries + 1, self.geometry.stride, rounding_mode="floor")
+        future = torch.arange(out.shape[-1], device=out.device) >= visible[:, None]
+        return self.sites.indexer.hook_scores(out.masked_fill(future, -torch.inf))
+
+    # ------------------------------------------------------------------ attention
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, dropout: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """The class's eager attention with every step a hook site; bit-equal to it without edits.
+
+        Parameters
+        ----------
+        query : float tensor [B, H, T, D]
+        key, value : float tensor [B, 1, K, D]
+            Window tokens of earlier calls, the T new ones, then entries.
+        mask : float tensor [B, 1, T, K]
+            Additive.
+        """
+        call, sites = self.call(), self.sites
+        assert call is not None
+        old, total = self.entries(call)
+        query = sites.hook_rot_q(query.transpose(1, 2)).transpose(1, 2)
+        exact = key.shape[2] - total
+        tokens = slice(exact - call.new, exact)
+        key, value = _read(key, tokens, sites.hook_rot_k), _read(value, tokens, sites.hook_v)
+        if self.geometry is not None:
+            fresh = slice(exact + old, exact + total)
+            key, value = _read(key, fresh, sites.hook_entry_k), _read(value, fresh, sites.hook_entry_v)
+        heads = query.shape[1]
+        scores = torch.matmul(query, repeat_kv(key, heads).transpose(2, 3)) * scaling + mask
+        sinks = self.core.sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[-2], -1)
+        hidden = call.past + call.new - exact
+        scores = F.pad(torch.cat([scores, sinks], dim=-1), (hidden, 0), value=-torch.inf)
+        scores = sites.hook_attn_scores(scores)[..., hidden:]
+        pattern = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
+        pattern = sites.hook_pattern(F.pad(pattern, (hidden, 0)))[..., hidden:-1]
+        pattern = F.dropout(pattern, p=dropout, training=self.core.training).to(value.dtype)
+        z = torch.matmul(pattern, repeat_kv(value, heads))
+        return z.transpose(1, 2).contiguous(), pattern
+
+
+def observed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention function for transformers: the class's own unless one of its inner sites is hooked."""
+    tap: LayerTap = module.phaselens_tap
+    sites = tap.sites
+    points = [sites.hook_rot_q, sites.hook_rot_k, sites.hook_v, sites.hook_attn_scores, sites.hook_pattern]
+    if tap.geometry is not None:
+        points += [sites.hook_entry_k, sites.hook_entry_v]
+    if tap.call() is None or attention_mask is None or not watched(*points):
+        return eager_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+    return tap.attend(query, key, value, attention_mask, scaling, dropout)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, observed_attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+
+
+def plain(module: Any) -> Any:
+    """Return the Hugging Face module inside a bridge component, or the module itself."""
+    inner = getattr(module, "original_component", None)
+    return module if inner is None else inner
+
+
+def _bound(method: Callable[..., Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return method(forward, *args, **kwargs)
+
+    return run
+
+
+def _per_head(point: HookPoint, x: Tensor) -> Tensor:
+    """Fire on slots [B, E, W, D] as [B, E, W, 1, D]."""
+    return point(x.unsqueeze(3)).squeeze(3)
+
+
+def _read(kv: Tensor, part: slice, point: HookPoint) -> Tensor:
+    """Hook a part of the keys or of the values [B, 1, K, D] as [B, n, 1, D]; the other read is untouched."""
+    if not watched(point):
+        return kv
+    piece = point(kv[:, :, part].transpose(1, 2).clone()).transpose(1, 2)
+    return torch.cat((kv[:, :, : part.start], piece, kv[:, :, part.stop :]), dim=2)

@@ -1,0 +1,171 @@
+"""Running a model under hooks, strictly: names are checked, hooks must fire, activations are copies.
+
+Stock TransformerLens is silent when a hook never fires, and its cache keeps live tensors that later edits in
+place change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from hooks.errors import PhaselensError, SiteError
+from hooks.sites import check_names, site
+
+__all__ = ["Hooks", "StrictHooks", "as_tokens", "watched"]
+
+Hooks = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
+
+
+class StrictHooks(HookedRootModule):
+    """A TransformerLens root module whose hooks are checked by name and by firing."""
+
+    def site_names(self) -> list[str]:
+        """Every hook name that fires in this model."""
+        return list(self.hook_dict)
+
+    @contextmanager
+    def hooks(self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any) -> Iterator[Any]:
+        """Context with temporary hooks ``f(tensor, hook) -> tensor or None``; each must fire before its end.
+
+        Raises
+        ------
+        SiteError
+            For a name that this model lacks, or one through which no call has run.
+        """
+        fired: set[str] = set()
+        forward = [(name, _noting(fn, name, fired)) for name, fn in self._named(fwd_hooks)]
+        with super().hooks(fwd_hooks=forward, bwd_hooks=self._named(bwd_hooks), **kwargs):  # type: ignore[arg-type]
+            yield self
+        missed = [name for name, _ in forward if name not in fired]
+        if missed:
+            raise SiteError(
+                f"{missed[0]!r} never fired: no call ran through it; fired: {', '.join(sorted(fired)) or 'none'}"
+            )
+
+    def run_with_hooks(
+        self, tokens: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any
+    ) -> Tensor:
+        """Run once under temporary hooks.
+
+        Raises
+        ------
+        SiteError
+            For a hook that does not exist or never fires.
+        """
+        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
+            return self(tokens, **kwargs)
+
+    def run_with_cache(
+        self,
+        tokens: Any,
+        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
+        *,
+        positions: int | slice | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run once and copy the chosen activations as they are when their hook has fired.
+
+        Parameters
+        ----------
+        tokens
+            What the model takes.
+        names_filter : str, list of str, predicate or None
+            Which sites; None keeps all. Nothing else is retained.
+        positions : int, slice or None
+            Keep only these along the ``pos`` axis (sites without one are kept whole).
+
+        Returns
+        -------
+        logits, activations : Tensor, dict of Tensor
+            Detached copies, which later edits in place do not reach.
+        """
+        kept: dict[str, Tensor] = {}
+
+        def keep(tensor: Tensor, hook: HookPoint) -> None:
+            axes = site(str(hook.name)).axes if positions is not None else ()
+            if "pos" in axes:
+                where = slice(positions, positions + 1 or None) if isinstance(positions, int) else positions
+                tensor = tensor[(slice(None),) * axes.index("pos") + (where,)]
+            kept[str(hook.name)] = tensor.detach().clone()
+
+        with self.hooks(fwd_hooks=[(name, keep) for name in self._filtered(names_filter)]):
+            logits = self(tokens, **kwargs)
+        return logits, kept
+
+    def _named(self, hooks: Hooks) -> list[tuple[str, Callable[..., Any]]]:
+        """Expand predicates to names, and check that every name exists."""
+        named = []
+        for name, fn in hooks:
+            found = [one for one in self.site_names() if name(one)] if callable(name) else [name]
+            if not found:
+                raise SiteError("a hook's name filter matches no site of this model; see site_names()")
+            named += [(one, fn) for one in found]
+        check_names([name for name, _ in named], self.site_names())
+        return named
+
+    def _filtered(self, names_filter: Any) -> list[str]:
+        if names_filter is None:
+            return self.site_names()
+        if callable(names_filter):
+            return [name for name in self.site_names() if names_filter(name)]
+        return [names_filter] if isinstance(names_filter, str) else list(names_filter)
+
+
+def watched(*points: HookPoint) -> bool:
+    """Whether any hook, forward or backward, sits on these hook points."""
+    return any(point.fwd_hooks or point.bwd_hooks for point in points)
+
+
+def as_tokens(tokens: Any, d_vocab: int, device: torch.device) -> Tensor:
+    """Check token ids and return them as an int64 tensor [batch, pos] on a device.
+
+    Parameters
+    ----------
+    tokens : integer tensor [batch, pos] or [pos], or lists of ints
+        Rectangular: there is no padding.
+    d_vocab : int
+        Size of the vocabulary.
+
+    Raises
+    ------
+    PhaselensError
+        For ragged or empty input, numbers that are not integers, ids outside the vocabulary.
+    """
+    if not isinstance(tokens, Tensor):
+        try:
+            tokens = torch.as_tensor(tokens)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise PhaselensError(
+                "tokens are ragged or not numbers; give one rectangular integer tensor [batch, pos]: there is no "
+                "padding, run prompts of different lengths in separate calls"
+            ) from error
+    tokens = tokens[None] if tokens.ndim == 1 else tokens
+    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
+        raise PhaselensError(
+            f"tokens have shape {list(tokens.shape)} and dtype {tokens.dtype}; valid: a non-empty integer tensor "
+            "[batch, pos] (a residual stream needs start_at_layer)"
+        )
+    tokens = tokens.to(device).long()
+    low, high = (int(value) for value in torch.aminmax(tokens))
+    if low < 0 or high >= d_vocab:
+        raise PhaselensError(
+            f"token id {low if low < 0 else high} is outside the vocabulary; valid: 0 to {d_vocab - 1}"
+        )
+    return tokens
+
+
+def _noting(fn: Callable[..., Any], name: str, fired: set[str]) -> Callable[..., Any]:
+    """Wrap a hook so that it notes that it fired."""
+
+    def wrapped(tensor: Tensor, hook: HookPoint) -> Any:
+        fired.add(name)
+        return fn(tensor, hook=hook)
+
+    return wrapped
