@@ -71,5 +71,5 @@ browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	  || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
 	       && echo "Installing chromium for figure export ..." \
-	       && DEBIAN_FRONTEND=noninteractive sh -c 'apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium' >/dev/null 2>&1; } \
+	       && DEBIAN_FRONTEND=noninteractive sh -c 'apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation' >/dev/null 2>&1; } \
 	  || echo "No PDF, SVG or PNG figures: install chromium (Debian: sudo apt-get install chromium). HTML, CSV and netCDF need nothing."
