@@ -31,7 +31,9 @@ class StrictHooks(HookedRootModule):
         return list(self.hook_dict)
 
     @contextmanager
-    def hooks(self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any) -> Iterator[Any]:
+    def hooks(  # type: ignore[override]
+        self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any
+    ) -> Iterator[Any]:
         """Context with temporary hooks ``f(tensor, hook) -> tensor or None``; each must fire before its end.
 
         Raises
@@ -46,7 +48,8 @@ class StrictHooks(HookedRootModule):
         missed = [name for name, _ in forward if name not in fired]
         if missed:
             raise SiteError(
-                f"{missed[0]!r} never fired: no call ran through it; fired: {', '.join(sorted(fired)) or 'none'}"
+                f"{missed[0]!r} never fired: no call ran through it; "
+                f"fired: {', '.join(sorted(fired)) or 'none'}"
             )
 
     def run_with_hooks(
@@ -143,14 +146,14 @@ def as_tokens(tokens: Any, d_vocab: int, device: torch.device) -> Tensor:
             tokens = torch.as_tensor(tokens)
         except (ValueError, TypeError, RuntimeError) as error:
             raise PhaselensError(
-                "tokens are ragged or not numbers; give one rectangular integer tensor [batch, pos]: there is no "
-                "padding, run prompts of different lengths in separate calls"
+                "tokens are ragged or not numbers; give one rectangular integer tensor [batch, pos]: there "
+                "is no padding, run prompts of different lengths in separate calls"
             ) from error
     tokens = tokens[None] if tokens.ndim == 1 else tokens
     if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
         raise PhaselensError(
-            f"tokens have shape {list(tokens.shape)} and dtype {tokens.dtype}; valid: a non-empty integer tensor "
-            "[batch, pos] (a residual stream needs start_at_layer)"
+            f"tokens have shape {list(tokens.shape)} and dtype {tokens.dtype}; valid: a non-empty integer "
+            "tensor [batch, pos] (a residual stream needs start_at_layer)"
         )
     tokens = tokens.to(device).long()
     low, high = (int(value) for value in torch.aminmax(tokens))

@@ -46,7 +46,7 @@ class DeepseekCache:
         return DeepseekCache(_mapped(self.hf, Tensor.clone), self.batch, self.forked)
 
     def fork(self) -> DeepseekCache:
-        """Return a read-only view for one more call of U·B rows (row = b·U + u); see ``hooks.sites.Cache``."""
+        """Return a read-only view for one call of U·B rows (row = b·U + u); see ``hooks.sites.Cache``."""
         return DeepseekCache(self.hf, self.batch, forked=True)
 
     def crop(self, n: int) -> None:
@@ -58,7 +58,7 @@ class DeepseekCache:
             Always.
         """
         raise PhaselensError(
-            f"crop({n}): DeepSeek-V4's cache drops closed windows and cannot go back; clone() it before going on"
+            f"crop({n}): DeepSeek-V4's cache drops closed windows and cannot go back; clone() it before"
         )
 
     def for_rows(self, rows: int) -> Any:

@@ -24,7 +24,9 @@ def refuse_model(hf_model: Any) -> None:
         Naming the class, the attention implementation or the quantization, and what to do instead.
     """
     if type(hf_model).__name__ != "DeepseekV4ForCausalLM":
-        raise ConfigError(f"{type(hf_model).__name__} is not a DeepseekV4ForCausalLM; only that class is hooked here")
+        raise ConfigError(
+            f"{type(hf_model).__name__} is not a DeepseekV4ForCausalLM; only that class is hooked here"
+        )
     attention = hf_model.config._attn_implementation
     if attention not in (None, "eager"):
         raise ConfigError(
@@ -36,7 +38,9 @@ def refuse_model(hf_model: Any) -> None:
     on_cpu = any(p.device.type == "cpu" for p in hf_model.parameters())
     if on_cpu and (small or stored is not None):
         what = ", ".join(sorted(small)) or "quantization_config"
-        raise ConfigError(f"quantized weights ({what}) do not run on a CPU; dequantize to bfloat16 or load on a GPU")
+        raise ConfigError(
+            f"quantized weights ({what}) do not run on a CPU; dequantize to bfloat16 or load on a GPU"
+        )
 
 
 def require_plain_positions(mask: Tensor | None, position_ids: Tensor | None, past: int, new: int) -> None:
@@ -53,12 +57,14 @@ def require_plain_positions(mask: Tensor | None, position_ids: Tensor | None, pa
             "different lengths in separate calls"
         )
     if position_ids is not None:
-        given = torch.as_tensor(position_ids).reshape(-1, new) if torch.as_tensor(position_ids).numel() else None
+        given = (
+            torch.as_tensor(position_ids).reshape(-1, new) if torch.as_tensor(position_ids).numel() else None
+        )
         expected = torch.arange(past, past + new)
         if given is None or not bool((given.cpu() == expected).all()):
             raise PhaselensError(
-                f"position_ids must be {past} to {past + new - 1}: windows follow the raw index, so other positions "
-                "move phases and leak the future; leave position_ids out"
+                f"position_ids must be {past} to {past + new - 1}: windows follow the raw index, so other "
+                "positions move phases and leak the future; leave position_ids out"
             )
 
 
@@ -108,7 +114,7 @@ def check_model(model: HookedDeepseekV4, hf_model: Any) -> None:
     silent = [name for name in model.site_names() if name not in seen]
     if silent:
         raise ModelCheckError(
-            f"{len(silent)} promised sites do not fire with this version of transformers: {', '.join(silent[:6])}"
+            f"{len(silent)} promised sites do not fire with this transformers: {', '.join(silent[:6])}"
         )
     _require_equal("logits with and without observers", observed, expected)
     half = next(model.hf.parameters()).dtype not in (torch.float32, torch.float64)

@@ -31,7 +31,9 @@ from hooks.running import StrictHooks, as_tokens
 
 __all__ = ["DeepseekSizes", "HookedDeepseekV4", "SlotLabel", "hook_deepseek_v4"]
 
-_CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(DeepseekV4Attention.forward).parameters else "past_key_values"
+_CACHE_ARGUMENT = (
+    "cache" if "cache" in inspect.signature(DeepseekV4Attention.forward).parameters else "past_key_values"
+)
 
 
 class SlotLabel(NamedTuple):
@@ -90,10 +92,10 @@ class DeepseekSizes:
 class HookedDeepseekV4(StrictHooks):
     """A Hugging Face ``DeepseekV4ForCausalLM`` with the hook sites of our own models.
 
-    The given model is left as it is: modules are copied, weights and buffers are shared. The copy is wrapped by
-    the TransformerLens bridge (:attr:`bridge`), whose own hooks on the same run stay usable. The mHC mixing
-    around each layer is done here, everything else by the class's own code; a check at construction holds the
-    logits bit-equal to the class's.
+    The given model is left as it is: modules are copied, weights and buffers are shared. The copy is wrapped
+    by the TransformerLens bridge (:attr:`bridge`), whose own hooks on the same run stay usable. The mHC
+    mixing around each layer is done here, everything else by the class's own code; a check at construction
+    holds the logits bit-equal to the class's.
 
     Parameters
     ----------
@@ -118,6 +120,11 @@ class HookedDeepseekV4(StrictHooks):
     tensor for keys and values.
     """
 
+    hf: Any
+    bridge: Any
+    layers: list[Any]
+    blocks: Any
+
     def __init__(self, hf_model: Any, *, name: str | None = None, check: bool = True) -> None:
         super().__init__()
         refuse_model(hf_model)
@@ -125,7 +132,9 @@ class HookedDeepseekV4(StrictHooks):
         shared = {id(t): t for t in [*hf_model.parameters(), *hf_model.buffers()]}
         # Kept out of the module tree: setup() would rename the bridge's components.
         self.__dict__["hf"] = copy.deepcopy(hf_model, shared).eval()
-        self.__dict__["bridge"] = build_bridge_from_module(self.hf, "DeepseekV4ForCausalLM", hf_config=self.hf.config)
+        self.__dict__["bridge"] = build_bridge_from_module(
+            self.hf, "DeepseekV4ForCausalLM", hf_config=self.hf.config
+        )
         self.hf.config._attn_implementation = ATTENTION
         self.cfg = _sizes(config, next(hf_model.parameters()).device)
         self.task: dict[str, Any] | None = getattr(config, "phaselens_task", None)
@@ -136,7 +145,7 @@ class HookedDeepseekV4(StrictHooks):
         self._call: Call | None = None
         self.__dict__["layers"] = [plain(layer) for layer in self.hf.model.layers]
         for index, layer in enumerate(self.layers):
-            LayerTap(self.blocks[index].attn, layer.self_attn, self.geometry(index), lambda: self._call)  # type: ignore[arg-type]
+            LayerTap(self.blocks[index].attn, layer.self_attn, self.geometry(index), lambda: self._call)
         self.eval()
         if check:
             check_model(self, hf_model)
@@ -173,7 +182,9 @@ class HookedDeepseekV4(StrictHooks):
         geometry = self.geometry(layer)
         if geometry is None:
             compressed = [i for i, stride in enumerate(self.cfg.stride) if stride]
-            raise ConfigError(f"layer {layer} has no compressor; valid: {', '.join(map(str, compressed)) or 'none'}")
+            raise ConfigError(
+                f"layer {layer} has no compressor; valid: {', '.join(map(str, compressed)) or 'none'}"
+            )
         first = (entry + 1) * geometry.stride - geometry.window
         return [
             SlotLabel(
@@ -193,11 +204,15 @@ class HookedDeepseekV4(StrictHooks):
     def content_hash(self) -> str:
         """SHA-256 over configuration and weights."""
         volatile = ("transformers_version", "_name_or_path", "architectures", "dtype", "use_cache")
-        config = {k: v for k, v in self.hf.config.to_dict().items() if k not in volatile and not k.startswith("_")}
+        config = {
+            k: v for k, v in self.hf.config.to_dict().items() if k not in volatile and not k.startswith("_")
+        }
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
         tensors = dict(self.hf.named_parameters()) | dict(self.hf.named_buffers())
         for name, tensor in sorted(tensors.items()):
-            digest.update(f"{name.replace('.original_component', '')}{tensor.dtype}{list(tensor.shape)}".encode())
+            digest.update(
+                f"{name.replace('.original_component', '')}{tensor.dtype}{list(tensor.shape)}".encode()
+            )
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
@@ -218,7 +233,9 @@ class HookedDeepseekV4(StrictHooks):
             When asked for training mode.
         """
         if mode:
-            raise PhaselensError("a hooked DeepSeek-V4 only evaluates; train the Hugging Face model, then hook it")
+            raise PhaselensError(
+                "a hooked DeepSeek-V4 only evaluates; train the Hugging Face model, then hook it"
+            )
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HookedDeepseekV4:
@@ -310,20 +327,26 @@ class HookedDeepseekV4(StrictHooks):
         shape = (self.cfg.n_streams, self.cfg.d_model)
         if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[2:]) != shape:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise PhaselensError(f"start_at_layer needs residual streams [batch, pos, {shape[0]}, {shape[1]}], got {got}")
+            raise PhaselensError(
+                f"start_at_layer needs residual streams [batch, pos, {shape[0]}, {shape[1]}], got {got}"
+            )
         hashed = [i for i in range(first, last) if self.hf.config.mlp_layer_types[i] == "hash_moe"]
         if ids is None and hashed:
-            raise PhaselensError(f"layer {hashed[0]} routes by token id; give token_ids= besides the residual streams")
+            raise PhaselensError(
+                f"layer {hashed[0]} routes by token id; give token_ids= besides the residual streams"
+            )
         # Hooks may edit in place; the caller's tensor stays as it is.
         return x.clone()
 
     def _shared_inputs(self, streams: Tensor, past: int, hf_cache: Any, first: int) -> dict[str, Any]:
-        """What every layer's attention gets: positions, rotary tables, the window mask, the cache."""
+        """Form what every layer's attention gets: positions, rotary tables, the window mask, the cache."""
         batch, new = streams.shape[:2]
         positions = torch.arange(past, past + new, device=streams.device)[None]
         rotary = self.hf.model.rotary_emb
         like = streams[:, :, 0]
-        tables = {kind: rotary(like, position_ids=positions, layer_type=kind) for kind in plain(rotary).layer_types}
+        tables = {
+            kind: rotary(like, position_ids=positions, layer_type=kind) for kind in plain(rotary).layer_types
+        }
         keys = None if hf_cache is None else hf_cache.layers[first].keys
         held = keys.shape[-2] if past and keys is not None else 0
         at = torch.arange(past - held, past + new, device=streams.device)
@@ -336,25 +359,27 @@ class HookedDeepseekV4(StrictHooks):
             _CACHE_ARGUMENT: hf_cache,
         }
 
-    def _block(self, index: int, x: Tensor, shared: dict[str, Any], ids: Tensor | None, narrow: bool) -> Tensor:
+    def _block(
+        self, index: int, x: Tensor, shared: dict[str, Any], ids: Tensor | None, narrow: bool
+    ) -> Tensor:
         """One decoder layer around the mHC streams, as in the class's own forward."""
         layer, sites = self.layers[index], self.blocks[index]
-        x = sites.hook_resid_pre(x)  # type: ignore[operator]
+        x = sites.hook_resid_pre(x)
         post, comb, collapsed = layer.attn_hc(x)
         out = layer.self_attn(layer.input_layernorm(collapsed), **shared)[0]
-        out = sites.hook_attn_out(out)  # type: ignore[operator]
+        out = sites.hook_attn_out(out)
         if narrow:
             post, comb, out, x = post[:, -1:], comb[:, -1:], out[:, -1:], x[:, -1:]
             ids = None if ids is None else ids[:, -1:]
-        x = sites.hook_resid_mid(_expanded(out, post, comb, x))  # type: ignore[operator]
+        x = sites.hook_resid_mid(_expanded(out, post, comb, x))
         post, comb, collapsed = layer.ffn_hc(x)
         out = layer.mlp(layer.post_attention_layernorm(collapsed), input_ids=ids)
-        out = sites.hook_mlp_out(out)  # type: ignore[operator]
-        return sites.hook_resid_post(_expanded(out, post, comb, x))  # type: ignore[operator]
+        out = sites.hook_mlp_out(out)
+        return sites.hook_resid_post(_expanded(out, post, comb, x))
 
 
 def hook_deepseek_v4(hf_model: Any, *, name: str | None = None, check: bool = True) -> HookedDeepseekV4:
-    """Hook a Hugging Face ``DeepseekV4ForCausalLM``; see :class:`HookedDeepseekV4`.
+    """Make a :class:`HookedDeepseekV4` of a Hugging Face ``DeepseekV4ForCausalLM``.
 
     Parameters
     ----------
@@ -384,11 +409,13 @@ def _expanded(out: Tensor, post: Tensor, comb: Tensor, streams: Tensor) -> Tenso
 
 def _absorbed(hf_cache: Any, first: int, last: int) -> int:
     """Tokens that the layers about to run have absorbed."""
-    lengths = set() if hf_cache is None else {int(hf_cache.layers[i].get_seq_length()) for i in range(first, last)}
+    lengths = (
+        set() if hf_cache is None else {int(hf_cache.layers[i].get_seq_length()) for i in range(first, last)}
+    )
     if len(lengths) > 1:
         raise PhaselensError(
-            f"layers {first} to {last - 1} of this cache have absorbed {sorted(lengths)} tokens; run all layers, "
-            "or fork() the cache before running some"
+            f"layers {first} to {last - 1} of this cache have absorbed {sorted(lengths)} tokens; "
+            "run all layers, or fork() the cache before running some"
         )
     return lengths.pop() if lengths else 0
 

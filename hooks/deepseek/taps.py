@@ -30,7 +30,10 @@ ATTENTION = "phaselens_eager"
 FIRING_ORDER = [
     "hook_resid_pre",
     *(f"attn.{name}" for name in ("hook_q", "hook_k")),
-    *(f"attn.compressor.key.{name}" for name in ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled")),
+    *(
+        f"attn.compressor.key.{name}"
+        for name in ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled")
+    ),
     *(f"attn.indexer.{name}" for name in ("hook_gate_logits", "hook_gate", "hook_scores", "hook_picks")),
     "attn.compressor.key.hook_entry",
     *(f"attn.{name}" for name in ("hook_rot_q", "hook_rot_k", "hook_v", "hook_entry_k", "hook_entry_v")),
@@ -189,8 +192,8 @@ class LayerTap:
             return None
         grouped = args[0]
         z = grouped.flatten(2).unflatten(-1, (self.core.num_heads, -1))
-        self.z = self.sites.hook_z(z)
-        return (self.z.flatten(2).reshape(grouped.shape), *args[1:])
+        self.z = z = self.sites.hook_z(z)
+        return (z.flatten(2).reshape(grouped.shape), *args[1:])
 
     def _result(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
         """Form each head's share of the output; the native sum stays unless a hook changes a share."""
@@ -233,7 +236,7 @@ class LayerTap:
         return (self.sites.branch.hook_pooled(args[0].unsqueeze(2)).squeeze(2), *args[1:])
 
     def _stored(self, entries: Tensor, call: Call) -> Tensor:
-        """Hook the entries [B, 1, E, D] that close in this call, and store what comes back."""
+        """Pass the entries [B, 1, E, D] that close in this call to their hooks, and store the result."""
         if not watched(self.sites.branch.hook_entry):
             return entries
         old = self.entries(call)[0]
@@ -286,7 +289,7 @@ class LayerTap:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, dropout: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """The class's eager attention with every step a hook site; bit-equal to it without edits.
+        """Do the class's eager attention with every step a hook site; bit-equal to it without edits.
 
         Parameters
         ----------
@@ -365,7 +368,7 @@ def _per_head(point: HookPoint, x: Tensor) -> Tensor:
 
 
 def _read(kv: Tensor, part: slice, point: HookPoint) -> Tensor:
-    """Hook a part of the keys or of the values [B, 1, K, D] as [B, n, 1, D]; the other read is untouched."""
+    """Show a part of the keys or of the values [B, 1, K, D] to hooks as [B, n, 1, D], as one read alone."""
     if not watched(point):
         return kv
     piece = point(kv[:, :, part].transpose(1, 2).clone()).transpose(1, 2)
