@@ -18,6 +18,7 @@ from hooks.errors import TaskError, did_you_mean
 from hooks.geometry import common_residue_modulus
 from interp.rng import numpy_rng
 from interp.tasks.balance import PositionBalance
+from interp.tasks.layout import RecordLayout
 from interp.tasks.prompts import Prompts
 
 __all__ = ["RecallTask"]
@@ -257,21 +258,13 @@ class RecallTask:
 
     # -- test prompts ------------------------------------------------------------------------------------
 
-    def balance(self) -> PositionBalance:
-        """Return the target positions, centred in the context.
+    def layout(self) -> RecordLayout:
+        """Return where records can be in the context."""
+        return RecordLayout(self.context, self.n_records, 2, self.modulus)
 
-        Raises
-        ------
-        TaskError
-            If the context is too short for R residues, or has too few fillers to move a target by R−1.
-        """
-        free = self.context - 2 * self.n_records
-        if free < self.modulus:
-            raise TaskError(
-                f"context={self.context} holds {free} fillers beside {self.n_records} records, fewer than "
-                f"modulus={self.modulus}; use a longer context, fewer records or a smaller modulus"
-            )
-        return PositionBalance.centred(self.modulus, self.context - 1)
+    def balance(self) -> PositionBalance:
+        """Return the target positions, centred in the context; raises as :meth:`RecordLayout.balance`."""
+        return self.layout().balance()
 
     def position_distribution(self, residue: int) -> tuple[list[int], list[Fraction]]:
         """Target positions of a residue and their exact probabilities, see :class:`PositionBalance`."""
@@ -388,57 +381,21 @@ class RecallTask:
         keys = rng.choice(self.n_keys, self.n_records, replace=False) + self.keys.start
         values = rng.integers(self.n_values, size=self.n_records) + self.values.start
         filler = rng.integers(self.n_filler, size=self.context - 2 * self.n_records)
-        rank = self._rank(window)
+        layout = self.layout()
+        rank = layout.rank(window)
         others = np.delete(np.arange(self.n_records), rank)
         shown = rng.permutation(others)[: self.n_demonstrations]
-        position = self._key_positions(rng, rank, window, targets)
-
-        rows = len(targets)
-        context = np.empty((rows, self.context), dtype=np.int64)
-        is_filler = np.ones_like(context, dtype=bool)
-        np.put_along_axis(context, position, np.broadcast_to(keys, position.shape), 1)
-        np.put_along_axis(context, position + 1, np.broadcast_to(values, position.shape), 1)
-        np.put_along_axis(is_filler, position, False, 1)
-        np.put_along_axis(is_filler, position + 1, False, 1)
-        context[is_filler] = np.tile(filler, rows)
+        if self.padding == "prefix":
+            starts = layout.prefix(rng, rank, window, targets)
+        else:
+            starts = layout.in_sequence(rng, rank, targets)
+        context = layout.write(np.stack([keys, values], 1), starts, filler)
         demonstrations = np.stack([np.full_like(shown, self.marker), keys[shown], values[shown]], 1).reshape(
             -1
         )
         between = numpy_rng(seed, "query fillers", index).integers(self.n_filler, size=extra)
         tail = np.concatenate([between, demonstrations, [self.marker, keys[rank]]])
-        return np.concatenate([context, np.tile(tail, (rows, 1))], 1), int(values[rank])
-
-    def _rank(self, window: int) -> int:
-        """Return the target's rank: as in an even spread, and possible at every position of the window."""
-        low = max(0, -(-(window + self.modulus - 1 + 2 * self.n_records - self.context) // 2))
-        high = min(self.n_records - 1, window // 2)
-        even = round((window + (self.modulus - 1) / 2) * self.n_records / self.context)
-        return min(max(even, low), high)
-
-    def _key_positions(
-        self, rng: np.random.Generator, rank: int, window: int, targets: np.ndarray
-    ) -> Int64[np.ndarray, "residue record"]:
-        """Draw positions of all keys, ascending, with the target's at `targets`."""
-        after = self.n_records - 1 - rank
-        if self.padding == "prefix":
-            # One layout whose target sits at `window`, moved as a whole; R−1 fillers are left around it.
-            length = self.context - self.modulus + 1
-            left = _spread(rng, rank, np.array([window - 2 * rank]))
-            right = _spread(rng, after, np.array([length - window - 2 - 2 * after])) + window + 2
-            layout = np.concatenate([left, np.array([[window]]), right], 1)
-            return layout + (targets - window)[:, None]
-        left = _spread(rng, rank, targets - 2 * rank)
-        right = _spread(rng, after, self.context - targets - 2 - 2 * after) + targets[:, None] + 2
-        return np.concatenate([left, targets[:, None], right], 1)
-
-
-def _spread(rng: np.random.Generator, records: int, fillers: np.ndarray) -> Int64[np.ndarray, "row record"]:
-    """Mix `records` two-token records with each row's number of fillers uniformly; return key positions."""
-    slots = records + int(fillers.max())
-    score = rng.random((len(fillers), slots))
-    score[np.arange(slots) >= records + fillers[:, None]] = np.inf
-    chosen = np.sort(np.argsort(score, 1, kind="stable")[:, :records], 1)
-    return chosen + np.arange(records)
+        return np.concatenate([context, np.tile(tail, (len(targets), 1))], 1), int(values[rank])
 
 
 def _strides(model: Any) -> list[int]:

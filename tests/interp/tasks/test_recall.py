@@ -319,7 +319,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
 
 
 def test_bad_samples() -> None:
-    with pytest.raises(TaskError, match="fillers beside 44 records"):
+    with pytest.raises(TaskError, match="fillers at n_records=44"):
         RecallTask(context=100).sample(24, seed=0)
     with pytest.raises(TaskError, match="use a longer context"):
         RecallTask(context=69, n_records=10).sample(24, seed=0)

@@ -1,0 +1,167 @@
+"""Real tokenizers behind one small protocol, and the whole words found in their vocabularies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from hooks.errors import TaskError
+
+__all__ = ["HuggingFaceTokenizer", "TekkenTokenizer", "TextTokenizer", "whole_words"]
+
+_WORD_TWICE = re.compile(r" ?([a-z]{3,12}) \1")  # sentencepiece drops the first space
+_SENTINEL = "phaselens content goes here"
+
+
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """Text to token ids and back, without special tokens added or hidden."""
+
+    @property
+    def name(self) -> str:
+        """For provenance."""
+        ...
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of token ids, special ones included."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; nothing is added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; nothing is left out."""
+        ...
+
+    def frame(self, chat: bool) -> tuple[list[int], list[int]]:
+        """Token ids before and after a prompt: BOS alone, or a user turn of the chat template.
+
+        Raises
+        ------
+        TaskError
+            If a chat template is asked for and there is none.
+        """
+        ...
+
+
+class HuggingFaceTokenizer:
+    """Adapter of a ``transformers`` tokenizer.
+
+    Parameters
+    ----------
+    tokenizer : PreTrainedTokenizerBase
+        As ``AutoTokenizer.from_pretrained`` returns it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    def name(self) -> str:
+        """The directory or hub id it came from, else its class."""
+        return str(getattr(self.tokenizer, "name_or_path", "") or type(self.tokenizer).__name__)
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of token ids, added ones included."""
+        return len(self.tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; nothing is added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; nothing is left out and no space is cleaned up."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def frame(self, chat: bool) -> tuple[list[int], list[int]]:
+        """Token ids before and after a prompt, see :class:`TextTokenizer`."""
+        if not chat:
+            bos = self.tokenizer.bos_token_id
+            return ([] if bos is None else [int(bos)]), []
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise TaskError(f"tokenizer {self.name!r} has no chat template; leave the chat option off")
+        messages = [{"role": "user", "content": _SENTINEL}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        before, found, after = text.partition(_SENTINEL)
+        if not found:
+            raise TaskError(
+                f"the chat template of {self.name!r} changes the message; leave the chat option off"
+            )
+        return self.encode(before), self.encode(after)
+
+
+class TekkenTokenizer:
+    """Adapter of a ``tekken_*.json`` file as the package ``mistral-common`` ships it (131,072 ids).
+
+    Parameters
+    ----------
+    path : path
+        The file.
+
+    Raises
+    ------
+    TaskError
+        If the file is not there or ``mistral-common`` is not installed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+            from mistral_common.tokens.tokenizers.tekken import Tekkenizer, is_tekken
+        except ImportError as error:
+            raise TaskError(
+                f"{path}: tekken files need the package mistral-common: pip install it"
+            ) from error
+        if not is_tekken(Path(path)):
+            raise TaskError(f"{str(path)!r} is not a tekken file; valid: a file named tekken*.json")
+        self.tokenizer = Tekkenizer.from_file(Path(path))
+        self.name = Path(path).name
+        self._keep = SpecialTokenPolicy.KEEP
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of token ids, special ones included."""
+        return self.tokenizer.n_words
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; nothing is added."""
+        return self.tokenizer.encode(text, bos=False, eos=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; nothing is left out."""
+        return self.tokenizer.decode(list(ids), special_token_policy=self._keep)
+
+    def frame(self, chat: bool) -> tuple[list[int], list[int]]:
+        """Token ids before and after a prompt, see :class:`TextTokenizer`."""
+        if not chat:
+            return [self.tokenizer.bos_id], []
+        begin, end = (self.tokenizer.get_special_token(token) for token in ("[INST]", "[/INST]"))
+        return [self.tokenizer.bos_id, begin], [end]
+
+
+@lru_cache(maxsize=8)
+def whole_words(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Return the token ids that are a space and one lower-case word, and stay so in running text.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+        Any tokenizer.
+
+    Returns
+    -------
+    tuple of int
+        Ascending, which in a BPE vocabulary is from frequent to rare.
+    """
+    found = []
+    for token in range(tokenizer.d_vocab):
+        text = tokenizer.decode([token, token])
+        if _WORD_TWICE.fullmatch(text) and tokenizer.encode(text) == [token, token]:
+            found.append(token)
+    return tuple(found)
