@@ -76,14 +76,17 @@ def report(
     Example: phaselens report w8s8-2kv -o reports/w8s8-2kv
     """
     from interp import cli_run
-    from interp import report as reporting
 
-    with reporting.open_report(out) as folder:
-        hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        found = reporting.report(
-            hooked, task=task, out=folder, n_per_residue=n_per_residue, seed=seed, unit=unit
-        )
-    cli_run.show_report(found, out, as_json=json)
+    cli_run.report(
+        model,
+        out=out,
+        n_per_residue=n_per_residue,
+        seed=seed,
+        unit=unit,
+        padding=padding,
+        device=device,
+        as_json=json,
+    )
 
 
 @app.command
@@ -225,13 +228,8 @@ def figures(
     Example: phaselens figures reports/w8s8-2kv -o paper --format pdf
     """
     from interp import cli_run
-    from interp import report as reporting
 
-    results = reporting.load_results(folder)
-    target = folder / "figures" if out is None else out
-    with reporting.open_report(target) as staging:
-        names = reporting.draw(results, staging, formats=tuple(formats) if formats else reporting.FORMATS)
-    cli_run.show_files([target / name for name in names], as_json=json)
+    cli_run.figures(folder, out or folder / "figures", formats=formats, as_json=json)
 
 
 @app.command
@@ -269,7 +267,13 @@ def results(
 
 @app.command
 def zoo(
-    name: Annotated[str | None, Parameter(help="One model; all if left out.")] = None, *, json: Json = False
+    name: Annotated[str | None, Parameter(help="One model; all if left out.")] = None,
+    *,
+    cache: Annotated[
+        bool,
+        Parameter(help="Bytes a token in the cache, and what each saving is worth; DeepSeek's models too."),
+    ] = False,
+    json: Json = False,
 ) -> None:
     """List the bundled models: how each was made, and what every seed that was trained gave.
 
@@ -277,7 +281,10 @@ def zoo(
     """
     from interp import cli_run
 
-    cli_run.show_zoo(name, as_json=json)
+    if cache:
+        cli_run.show_cache(name, as_json=json)
+    else:
+        cli_run.show_zoo(name, as_json=json)
 
 
 @app.command
@@ -287,14 +294,15 @@ def train(
     out: Annotated[
         Path | None, Parameter(name=["--out", "-o"], help="Folder of the model; runs/NAME if left out.")
     ] = None,
-    seed: Annotated[
-        int | None, Parameter(validator=_natural, help="Seed of weights and data; the recipe's if left out.")
-    ] = None,
+    seed: Annotated[int, Parameter(validator=_natural, help="Seed of weights and data.")] = 0,
     steps: Annotated[
         int | None, Parameter(validator=_positive, help="Optimizer steps; the recipe's if left out.")
     ] = None,
-    resume: Annotated[bool, Parameter(help="Go on from the last checkpoint in the folder.")] = False,
-    device: Device = "cpu",
+    resume: Annotated[
+        bool,
+        Parameter(negative="--no-resume", help="Go on from the last state in the folder, if there is one."),
+    ] = True,
+    device: Annotated[str | None, Parameter(help="cpu, cuda or cuda:N; a GPU if there is one.")] = None,
     json: Json = False,
 ) -> None:
     """Train a model of the zoo again, with the recipe that made it.

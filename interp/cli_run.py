@@ -10,21 +10,25 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from hooks.errors import CheckpointError, ConfigError, PhaselensError, did_you_mean
-from interp.outputs import output_folder, to_plain
+from interp.outputs import MANIFEST, check_writable, output_folder, to_plain
 
 __all__ = [
     "busy",
+    "check_device",
     "explore",
+    "figures",
     "prepare",
     "print_json",
+    "report",
     "run",
+    "show",
+    "show_cache",
     "show_files",
-    "show_report",
     "show_results",
     "show_zoo",
     "train",
@@ -110,15 +114,44 @@ def show(found: Mapping[str, Any], *, as_json: bool, files: list[Path] | None = 
         show_files(files, as_json=False)
 
 
-def show_report(found: Mapping[str, Any], out: Path, *, as_json: bool) -> None:
-    """Print the report's table and where its files are."""
-    if as_json:
-        print_json({**{name: to_plain(dataset) for name, dataset in found.items()}, "folder": out})
-        return
-    from interp.figures import table
+def report(
+    model: str,
+    *,
+    out: Path,
+    n_per_residue: int,
+    seed: int,
+    unit: Literal["kv_head", "head", "layer"],
+    padding: Literal["in_sequence", "prefix"],
+    device: str,
+    as_json: bool,
+) -> None:
+    """Run the main job and print its table and where its files are."""
+    check_writable(out)  # before the model is loaded
+    hooked, task = prepare(model, device=device, padding=padding)
+    from interp import report as reporting
 
-    table.show_report(found)
+    found = reporting.report(hooked, task=task, out=out, n_per_residue=n_per_residue, seed=seed, unit=unit)
+    if as_json:
+        print((out / MANIFEST).read_text(encoding="utf-8"), end="")
+        return
+    show(found, as_json=False)
+    notice = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["notice"]
+    if notice:
+        print(notice)
     print(f"Report: {out / 'index.html'}")
+
+
+def figures(folder: Path, out: Path, *, formats: Sequence[str] | None, as_json: bool) -> None:
+    """Draw the figures of a results folder again and print the files."""
+    from interp import report as reporting
+
+    found = reporting.load_results(folder)
+    with output_folder(out) as staging:
+        drawn = reporting.draw(reporting.figures(found), staging, formats=formats or reporting.FORMATS)
+        names = [file.relative_to(staging) for file in drawn.files]
+    show_files([out / name for name in names], as_json=as_json)
+    if drawn.notice and not as_json:
+        print(drawn.notice)
 
 
 def show_files(files: list[Path], *, as_json: bool) -> None:
@@ -262,23 +295,57 @@ def show_zoo(name: str | None, *, as_json: bool) -> None:
     Console().print(table)
 
 
+def show_cache(name: str | None, *, as_json: bool) -> None:
+    """Print what a token costs in the cache of the published models and the bundled ones.
+
+    Raises
+    ------
+    CheckpointError
+        For a name that is neither.
+    """
+    from hooks import accounting
+    from hooks.checkpoint import zoo, zoo_path
+    from hooks.config import ModelConfig
+
+    specs = dict(accounting.CACHE_SPECS)
+    for each in zoo():
+        stored = json.loads((zoo_path(each) / "config.json").read_text(encoding="utf-8"))
+        if "config" in stored:  # others are Hugging Face's classes, whose cache is not ours to count
+            specs[each] = accounting.from_config(ModelConfig.from_dict(stored["config"]), name=each)
+    if name is not None and name not in specs:
+        raise CheckpointError(f"no cache to count for {name!r}; {did_you_mean(name, specs, 40)}")
+    found = [accounting.describe(spec) for each, spec in specs.items() if name in (None, each)]
+    if as_json:
+        print_json(found if name is None else found[0])
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    steps = [step["name"] for step in found[0]["savings"]]
+    table = Table("model", "bytes a token", *(f"{step} ×" for step in steps), title="cache")
+    for each in found:
+        factors = (f"{step['factor']:.4g}" for step in each["savings"])
+        table.add_row(each["name"], f"{each['bytes_per_token']:,.2f}", *factors)
+    Console().print(table)
+
+
 def train(
     name: str,
     *,
     out: Path,
-    seed: int | None,
+    seed: int,
     steps: int | None,
     resume: bool,
-    device: str,
+    device: str | None,
     as_json: bool,
 ) -> None:
     """Train by a recipe and print where the model is and what it gave."""
     with busy("loading torch"):
-        check_device(device)
         from interp.training import train as training
 
     made = training(name, out=out, seed=seed, device=device, resume=resume, steps=steps)
     if as_json:
-        print_json({"name": name, "folder": out, "result": made})
+        record = json.loads((made / "training.json").read_text(encoding="utf-8"))
+        print_json({"name": name, "folder": made, "training": record})
     else:
-        print(f"Model: {out} (measure it with: phaselens report {out} -o reports/{out.name})")
+        print(f"Model: {made} (measure it with: phaselens report {made} -o reports/{made.name})")

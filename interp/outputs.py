@@ -17,9 +17,10 @@ from hooks.errors import CheckpointError
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["output_folder", "to_plain", "write_json"]
+__all__ = ["MANIFEST", "check_writable", "output_folder", "to_plain", "write_json"]
 
 MANIFEST = "report.json"
+"""What lists the files of a report; the last to be written."""
 _PER_PROMPT = "prompt"
 
 
@@ -61,6 +62,22 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         _remove_empty(made)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise unless :func:`output_folder` could write to `path`; leaves no trace.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder cannot be made or written.
+    """
+    with contextlib.suppress(_Done), output_folder(path):
+        raise _Done
+
+
+class _Done(Exception):
+    """Ends an output folder without publishing it."""
 
 
 def _probe(folder: Path) -> None:
