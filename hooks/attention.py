@@ -182,7 +182,10 @@ class Attention(nn.Module):
         fresh = LayerState(stop, *self._exact(x, start), None, *self._entries(x, state, stop))
         first_query = stop - 1 if last_only else start
         tables = rope_tables(
-            torch.arange(first_query, stop, device=x.device), self.layer.rope_dims, self.layer.rope_base, x.dtype
+            torch.arange(first_query, stop, device=x.device),
+            self.layer.rope_dims,
+            self.layer.rope_base,
+            x.dtype,
         )
         q = self._query(x[:, first_query - start :], tables)
         z = self._attend(q, state, fresh, first_query)
@@ -252,7 +255,9 @@ class Attention(nn.Module):
         low = 0 if full else max(0, first_query + 1 - self._reach(first_query + 1))
         high = fresh.length if full else first_query + q.shape[1]
         segments, seen = [], high
-        for key, value, begin, end in _spans(past.key, past.value, fresh.key, fresh.value, past.length, fresh.length):
+        for key, value, begin, end in _spans(
+            past.key, past.value, fresh.key, fresh.value, past.length, fresh.length
+        ):
             a, b = max(begin, low), min(end, high)
             if a < b:
                 seen = min(seen, a)
@@ -270,7 +275,10 @@ class Attention(nn.Module):
                 b = min(end, limit)
                 if begin < b:
                     entries = torch.arange(begin, b, device=q.device)
-                    mask = entries[None, :] < torch.div(queries + 1, geometry.stride, rounding_mode="floor")[:, None]
+                    mask = (
+                        entries[None, :]
+                        < torch.div(queries + 1, geometry.stride, rounding_mode="floor")[:, None]
+                    )
                     segments.append(Segment(key[:, : b - begin], value[:, : b - begin], mask))
         return attend(
             q,

@@ -126,7 +126,9 @@ def load(name_or_path: str | os.PathLike[str], device: str | torch.device = "cpu
     return _load_own(folder, description, device)
 
 
-def from_pretrained(repo_or_path: str, *, device: str | torch.device = "cpu", revision: str | None = None) -> Any:
+def from_pretrained(
+    repo_or_path: str, *, device: str | torch.device = "cpu", revision: str | None = None
+) -> Any:
     """Load a folder, or fetch a Hugging Face hub repository (safetensors and JSON only) and load it.
 
     Raises
@@ -139,7 +141,9 @@ def from_pretrained(repo_or_path: str, *, device: str | torch.device = "cpu", re
     from huggingface_hub import snapshot_download
 
     try:
-        folder = snapshot_download(repo_or_path, revision=revision, allow_patterns=["*.json", "*.safetensors"])
+        folder = snapshot_download(
+            repo_or_path, revision=revision, allow_patterns=["*.json", "*.safetensors"]
+        )
     except Exception as error:  # the hub client's error types are many and change with its versions
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"cannot fetch {repo_or_path!r} from the hub: {reason}") from error
@@ -150,20 +154,28 @@ def _load_own(folder: Path, description: dict[str, Any], device: Any) -> Compres
     import torch
 
     if description["phaselens"] != FORMAT:
-        raise CheckpointError(f"{str(folder)!r} has format {description['phaselens']!r}; this version reads {FORMAT}")
+        raise CheckpointError(
+            f"{str(folder)!r} has format {description['phaselens']!r}; this version reads {FORMAT}"
+        )
     missing = [key for key in ("name", "config", "task") if key not in description]
     if missing:
-        raise ConfigError(f"{str(folder / CONFIG)!r} lacks the key {missing[0]!r}; required: name, config, task")
+        raise ConfigError(
+            f"{str(folder / CONFIG)!r} lacks the key {missing[0]!r}; required: name, config, task"
+        )
     unknown = [key for key in description if key not in ("phaselens", "name", "config", "task")]
     if unknown:
-        raise ConfigError(f"{str(folder / CONFIG)!r} has an unknown key {unknown[0]!r}; valid: name, config, task")
+        raise ConfigError(
+            f"{str(folder / CONFIG)!r} has an unknown key {unknown[0]!r}; valid: name, config, task"
+        )
     if not isinstance(description["config"], dict):
         raise ConfigError(f"'config' in {str(folder / CONFIG)!r} is not a table of fields")
     cfg = ModelConfig.from_dict(description["config"])
     weights = _read_weights(folder / WEIGHTS)
     from hooks.transformer import CompressedTransformer
 
-    model = CompressedTransformer(cfg, weights={k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in weights.items()})
+    model = CompressedTransformer(
+        cfg, weights={k: v.to(torch.promote_types(v.dtype, torch.float32)) for k, v in weights.items()}
+    )
     model.name, model.task = description["name"], description["task"]
     return model.to(device).eval()
 
@@ -189,7 +201,9 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     if not path.exists():
-        raise CheckpointError(f"{str(path.parent)!r} holds no {WEIGHTS}; a model folder has {CONFIG} and {WEIGHTS}")
+        raise CheckpointError(
+            f"{str(path.parent)!r} holds no {WEIGHTS}; a model folder has {CONFIG} and {WEIGHTS}"
+        )
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:

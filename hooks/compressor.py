@@ -112,9 +112,7 @@ class Branch(nn.Module):
         self.W_payload = nn.Parameter(torch.empty(maps, cfg.d_model, groups, d_head))
         if self.kind != "uniform":
             self.W_gate = nn.Parameter(torch.empty(maps, cfg.d_model, groups, width))
-            self.b_gate = (
-                nn.Parameter(torch.zeros(layer.window, groups, width)) if layer.gate_bias else None
-            )
+            self.b_gate = nn.Parameter(torch.zeros(layer.window, groups, width)) if layer.gate_bias else None
             self.hook_gate_logits = HookPoint()
         self.norm = RMSNorm(d_head) if is_key and layer.qk_norm else None
         self.hook_gate = HookPoint()

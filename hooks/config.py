@@ -121,13 +121,13 @@ class ModelConfig:
     payload: Payload | tuple[Payload, ...] = "per_offset"
     tied_kv: bool | tuple[bool, ...] = False
     qk_norm: bool | tuple[bool, ...] = True
-    rope_dims: int | None | tuple[int | None, ...] = None
+    rope_dims: int | tuple[int | None, ...] | None = None
     rope_base: float | tuple[float, ...] = 1e4
     inverse_rope: bool | tuple[bool, ...] = False
     sink: bool | tuple[bool, ...] = False
-    index_topk: int | None | tuple[int | None, ...] = None
-    index_heads: int | None | tuple[int | None, ...] = None
-    index_dim: int | None | tuple[int | None, ...] = None
+    index_topk: int | tuple[int | None, ...] | None = None
+    index_heads: int | tuple[int | None, ...] | None = None
+    index_dim: int | tuple[int | None, ...] | None = None
     gate_init_std: float | tuple[float, ...] = 0.02
 
     def __post_init__(self) -> None:
@@ -193,7 +193,9 @@ class ModelConfig:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         unknown = [key for key in values if key not in fields]
         if unknown:
-            raise ConfigError(f"unknown configuration key {unknown[0]!r}; {did_you_mean(unknown[0], fields, 30)}")
+            raise ConfigError(
+                f"unknown configuration key {unknown[0]!r}; {did_you_mean(unknown[0], fields, 30)}"
+            )
         required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         missing = [name for name in required if name not in values]
         if missing:
@@ -235,9 +237,15 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
     rope_dims = cfg.d_head if values["rope_dims"] is None else values["rope_dims"]
     _check_int("rope_dims", rope_dims, minimum=0)
     if rope_dims > cfg.d_head or rope_dims % 2:
-        raise ConfigError(f"rope_dims={rope_dims} in layer {layer}; valid: even numbers from 0 to d_head={cfg.d_head}")
+        raise ConfigError(
+            f"rope_dims={rope_dims} in layer {layer}; valid: even numbers from 0 to d_head={cfg.d_head}"
+        )
     for name in ("rope_base", "gate_init_std"):
-        if isinstance(values[name], bool) or not isinstance(values[name], int | float) or not values[name] >= 0:
+        if (
+            isinstance(values[name], bool)
+            or not isinstance(values[name], int | float)
+            or not values[name] >= 0
+        ):
             raise ConfigError(f"{name}={values[name]!r} in layer {layer} is not a number of at least 0")
     if values["attention"] == "chunked":
         ChunkGeometry(values["window"], values["stride"])
@@ -248,9 +256,13 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
             )
     elif values["attention"] == "sliding":
         if values["exact_window"] == 0:
-            raise ConfigError(f"layer {layer} is sliding with exact_window=0: it would read nothing; valid: 1 or more")
+            raise ConfigError(
+                f"layer {layer} is sliding with exact_window=0: it would read nothing; valid: 1 or more"
+            )
         if values["tail"] == "open":
-            raise ConfigError(f"tail='open' in sliding layer {layer}: only chunked layers have an open window")
+            raise ConfigError(
+                f"tail='open' in sliding layer {layer}: only chunked layers have an open window"
+            )
 
 
 _RECALL = {

@@ -54,7 +54,9 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
             return folder
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CheckpointError(f"cannot write to {str(folder)!r}: {reason}; choose a folder you may write to") from error
+        raise CheckpointError(
+            f"cannot write to {str(folder)!r}: {reason}; choose a folder you may write to"
+        ) from error
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -76,7 +76,9 @@ class ChunkGeometry:
     def phase_offsets(self, phase: int) -> list[int]:
         """All offsets whose tokens have this phase, ascending (two or more where windows overlap)."""
         if not 0 <= phase < self.stride:
-            raise ConfigError(f"phase {phase} does not exist at stride {self.stride}; valid: 0 to {self.stride - 1}")
+            raise ConfigError(
+                f"phase {phase} does not exist at stride {self.stride}; valid: 0 to {self.stride - 1}"
+            )
         return [offset for offset in range(self.window) if self.offset_phase(offset) == phase]
 
     def covered(self, entry: int) -> range:

@@ -111,7 +111,9 @@ def site(name: str) -> Site:
     match = _BLOCK.fullmatch(name)
     if match is None or match[2] not in SITE_AXES:
         kind = match[2] if match else name
-        raise SiteError(f"{name!r} is not a hook site; {did_you_mean(kind, SITE_AXES, 30)} (after 'blocks.LAYER.')")
+        raise SiteError(
+            f"{name!r} is not a hook site; {did_you_mean(kind, SITE_AXES, 30)} (after 'blocks.LAYER.')"
+        )
     return Site(name, int(match[1]), match[2], SITE_AXES[match[2]])
 
 

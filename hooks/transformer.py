@@ -139,6 +139,10 @@ class CompressedTransformer(HookedRootModule):
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    def trainable(self) -> nn.Module:
+        """The module that maps tokens to logits and is trained: the model itself."""
+        return self
+
     # ------------------------------------------------------------------ running it
 
     def start_cache(self, batch: int, rewind: bool = True) -> DecodeCache:
@@ -192,7 +196,9 @@ class CompressedTransformer(HookedRootModule):
         if not 0 <= first <= last <= self.cfg.n_layers:
             raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
         x = self._embedded(tokens) if start_at_layer is None else self._stream(tokens)
-        if cache is not None and (x.shape[0] % cache.batch or (x.shape[0] != cache.batch and not cache.forked)):
+        if cache is not None and (
+            x.shape[0] % cache.batch or (x.shape[0] != cache.batch and not cache.forked)
+        ):
             raise PhaselensError(f"{x.shape[0]} rows do not fit a cache of {cache.batch} sequences")
         for index in range(first, last):
             state = cache.layers[index] if cache is not None else None
@@ -228,7 +234,9 @@ class CompressedTransformer(HookedRootModule):
                 f"fired: {', '.join(sorted(fired)) or 'none'}"
             )
 
-    def run_with_hooks(self, tokens: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any) -> Tensor:
+    def run_with_hooks(
+        self, tokens: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any
+    ) -> Tensor:
         """Run once under temporary hooks ``f(tensor, hook) -> tensor or None``.
 
         Raises
@@ -293,10 +301,18 @@ class CompressedTransformer(HookedRootModule):
         for name, parameter in self.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise ModelCheckError(f"weight {name} holds NaN or infinite values; the model cannot be used")
-        widest = max((g.window + g.stride for i in range(self.cfg.n_layers) if (g := self.geometry(i))), default=4)
+        widest = max(
+            (g.window + g.stride for i in range(self.cfg.n_layers) if (g := self.geometry(i))), default=4
+        )
         generator = torch_rng(self.cfg.seed, "check")
-        tokens = torch.randint(self.cfg.d_vocab, (1, min(2 * widest + 1, 300)), generator=generator).to(self.device)
-        names = [n for n in self.site_names() if n.endswith(("hook_gate", "hook_pattern", "hook_attn_out", "hook_result"))]
+        tokens = torch.randint(self.cfg.d_vocab, (1, min(2 * widest + 1, 300)), generator=generator).to(
+            self.device
+        )
+        names = [
+            n
+            for n in self.site_names()
+            if n.endswith(("hook_gate", "hook_pattern", "hook_attn_out", "hook_result"))
+        ]
         was_training = self.training
         self.eval()
         try:
@@ -310,12 +326,16 @@ class CompressedTransformer(HookedRootModule):
         prefix = f"blocks.{layer}."
         for name, tensor in cache.items():
             if name.startswith(prefix) and name.endswith("hook_gate"):
-                self._require_close(name, "gates summed over offsets", tensor.sum(2), torch.ones_like(tensor.sum(2)))
+                self._require_close(
+                    name, "gates summed over offsets", tensor.sum(2), torch.ones_like(tensor.sum(2))
+                )
         total = cache[f"{prefix}attn.hook_pattern"].sum(-1)
         readable = (total > 0).to(total.dtype)
         if self.cfg.layer(layer).has_exact_branch or self.cfg.layer(layer).sink:
             readable = torch.ones_like(total)
-        self._require_close(f"{prefix}attn.hook_pattern", "attention summed over keys and sink", total, readable)
+        self._require_close(
+            f"{prefix}attn.hook_pattern", "attention summed over keys and sink", total, readable
+        )
         result, out = cache[f"{prefix}attn.hook_result"].sum(2), cache[f"{prefix}hook_attn_out"]
         self._require_close(f"{prefix}attn.hook_result", "head results summed", result, out)
 
@@ -358,7 +378,9 @@ class CompressedTransformer(HookedRootModule):
         expected = dict(self.named_parameters())
         for name in expected:
             if name not in weights:
-                raise CheckpointError(f"weight {name!r} is missing; the configuration needs {len(expected)} tensors")
+                raise CheckpointError(
+                    f"weight {name!r} is missing; the configuration needs {len(expected)} tensors"
+                )
             if weights[name].shape != expected[name].shape:
                 raise CheckpointError(
                     f"weight {name!r} has shape {list(weights[name].shape)}, "
@@ -367,6 +389,7 @@ class CompressedTransformer(HookedRootModule):
         foreign = [name for name in weights if name not in expected]
         if foreign:
             raise CheckpointError(f"weight {foreign[0]!r} belongs to no part of this configuration")
+        self.to(next(iter(weights.values())).dtype)
         self.load_state_dict(weights)
 
     def _warn_of_blind_gaps(self) -> None:
@@ -414,7 +437,9 @@ class CompressedTransformer(HookedRootModule):
     def _stream(self, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.cfg.d_model:
             shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise PhaselensError(f"start_at_layer needs a residual stream [batch, pos, {self.cfg.d_model}], got {shape}")
+            raise PhaselensError(
+                f"start_at_layer needs a residual stream [batch, pos, {self.cfg.d_model}], got {shape}"
+            )
         return x
 
     def _named(self, hooks: Hooks) -> list[tuple[str, Callable[..., Any]]]:
@@ -444,5 +469,3 @@ def _noting(fn: Callable[..., Any], name: str, fired: set[str]) -> Callable[...,
         return fn(tensor, hook=hook)
 
     return wrapped
-
-

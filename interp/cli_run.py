@@ -322,9 +322,12 @@ def show_cache(name: str | None, *, as_json: bool) -> None:
     from rich.table import Table
 
     steps = [step["name"] for step in found[0]["savings"]]
-    table = Table("model", "bytes a token", *(f"{step} ×" for step in steps), title="cache")
+    table = Table(title="Cache: bytes a token, and how many times smaller each saving makes it")
+    table.add_column("model", no_wrap=True)
+    for head in ("bytes", *steps):
+        table.add_column(head, justify="right")
     for each in found:
-        factors = (f"{step['factor']:.4g}" for step in each["savings"])
+        factors = (f"× {step['factor']:.4g}" for step in each["savings"])
         table.add_row(each["name"], f"{each['bytes_per_token']:,.2f}", *factors)
     Console().print(table)
 

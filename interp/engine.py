@@ -1,0 +1,313 @@
+"""The one engine behind every intervention: many variants of one forward pass, exactly, for little more.
+
+A variant is a clean run with edits at hook sites. A final-position edit in layer l leaves every earlier
+position and layer as it was, so one prefill keeps what the final position reads and all variants run as one
+batch of single positions, each joining at the layer of its first edit. Edits at all positions resume from
+that layer's input. Reuse stops at the intervention, never behind it: from there on every variant has its own
+stream, its own keys and, where the query closes a window, its own open window.
+
+Axis legend: batch B (prompts of one chunk), variant U (variant 0 is the clean run), rows B·U = b·U + u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hooks.errors import PhaselensError, SiteError
+from hooks.sites import HookedModel, check_names, site
+from interp.tasks.prompts import Prompts
+
+__all__ = [
+    "MEMORY",
+    "At",
+    "Edit",
+    "Metric",
+    "Rows",
+    "Variant",
+    "activations",
+    "answer_metrics",
+    "chunks",
+    "run",
+]
+
+At = Literal["final", "all"]
+MEMORY = 1 << 30
+"""Default budget for activations, in bytes."""
+
+
+class Rows(NamedTuple):
+    """Which prompts and positions an edit is given.
+
+    Attributes
+    ----------
+    prompt : Int64[Tensor, "batch"]
+        Row numbers in the prompts that are measured.
+    positions : Int64[Tensor, "pos"]
+        Absolute positions along the site's ``pos`` axis.
+    """
+
+    prompt: Int64[Tensor, " batch"]
+    positions: Int64[Tensor, " pos"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What one variant changes at one site.
+
+    Parameters
+    ----------
+    site : str
+        Full hook name.
+    apply : function
+        ``apply(tensor, rows) -> tensor``: gets the site's values of this variant alone, with batch B, and
+        returns what replaces them. It may change its argument in place.
+    """
+
+    site: str
+    apply: Callable[[Tensor, Rows], Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One intervention: its label and all it changes at once."""
+
+    label: str
+    edits: tuple[Edit, ...]
+
+    @property
+    def first_layer(self) -> int:
+        """The layer whose input is still clean."""
+        return min((site(edit.site).layer or 0 for edit in self.edits), default=0)
+
+
+Metric = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
+"""``metric(logits [batch, variant, d_vocab], prompt rows [batch]) -> name → values [batch, variant]``."""
+
+
+def answer_metrics(prompts: Prompts) -> Metric:
+    """Log-probability and margin of the answer, and whether it is the top token.
+
+    The margin is the answer's logit minus the largest other one; ties go to the lowest token id.
+    """
+
+    def metric(logits: Tensor, prompt: Tensor) -> dict[str, Tensor]:
+        answer = prompts.answer.to(logits.device)[prompt][:, None, None].expand(*logits.shape[:2], 1)
+        own = logits.gather(-1, answer)
+        other = logits.scatter(-1, answer, -torch.inf).amax(-1)
+        return {
+            "logprob": (own - logits.logsumexp(-1, keepdim=True))[..., 0],
+            "margin": own[..., 0] - other,
+            "correct": logits.argmax(-1) == answer[..., 0],
+        }
+
+    return metric
+
+
+def chunks(model: HookedModel, n: int, length: int, variants: int, memory: int) -> list[range]:
+    """Split `n` prompts so that one chunk's activations stay within a budget of bytes.
+
+    The estimate counts, per position, the stream and its projections, one attention map of a layer, and the
+    logits; per variant, single positions of the same.
+    """
+    cfg = model.cfg
+    stream = 16 * cfg.d_model + 8 * cfg.n_heads * cfg.d_head + 3 * getattr(cfg, "d_mlp", 4 * cfg.d_model)
+    attention = 4 * cfg.n_heads * length
+    row = 4 * (length * (stream + attention) + variants * (stream + attention + 4 * cfg.d_vocab))
+    size = max(1, min(n, memory // row))
+    return [range(i, min(n, i + size)) for i in range(0, n, size)]
+
+
+@torch.no_grad()
+def run(
+    model: HookedModel,
+    prompts: Prompts,
+    variants: Sequence[Variant] = (),
+    *,
+    at: At = "final",
+    metric: Metric | None = None,
+    memory: int = MEMORY,
+    progress: bool | None = None,
+    label: str = "prompts",
+) -> dict[str, Float[Tensor, "variant n"]]:
+    """Measure the clean run and every variant of it on every prompt.
+
+    Parameters
+    ----------
+    model : HookedModel
+        What to run.
+    prompts : Prompts
+        On what.
+    variants : sequence of Variant
+        Interventions.
+    at : "final" or "all"
+        Whether edits see the final position alone, or every position.
+    metric : Metric, optional
+        :func:`answer_metrics` if left out.
+    memory : int
+        Budget for activations, in bytes; decides the batch.
+    progress : bool, optional
+        Show a bar; None: only on a terminal.
+    label : str
+        Of the bar.
+
+    Returns
+    -------
+    dict of str to Tensor [1 + len(variants), n]
+        By metric; row 0 is the clean run. On the CPU.
+
+    Raises
+    ------
+    SiteError
+        If an edit names a site that does not exist or never fires.
+    """
+    check_names([edit.site for variant in variants for edit in variant.edits], model.site_names())
+    metric = metric or answer_metrics(prompts)
+    count, length = prompts.tokens.shape
+    every = variants if at == "final" else [v for v in variants for _ in range(length)]
+    parts: list[Mapping[str, Tensor]] = []
+    bar = tqdm(total=count, desc=label, disable=_quiet(progress), leave=False)
+    with bar:
+        for chunk in chunks(model, count, length, len(every), memory):
+            prompt = torch.arange(chunk.start, chunk.stop, device=model.device)
+            tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
+            logits = _run_chunk(model, tokens, prompt, variants, at)
+            parts.append({name: values.T.cpu() for name, values in metric(logits, prompt).items()})
+            bar.update(len(chunk))
+    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+
+
+def _quiet(progress: bool | None) -> bool | None:
+    return None if progress is None else not progress
+
+
+def _run_chunk(
+    model: HookedModel, tokens: Tensor, prompt: Tensor, variants: Sequence[Variant], at: At
+) -> Float[Tensor, "batch variant d_vocab"]:
+    """Final-position logits of the clean run and every variant, in the order given."""
+    if not variants:
+        return model(tokens, last_only=True)
+    cache, length = None, tokens.shape[1]
+    if at == "final":
+        past = model.start_cache(tokens.shape[0], rewind=False)
+        if length > 1:
+            model(tokens[:, :-1], past, last_only=True)
+        cache, tokens = past.fork(), tokens[:, -1:]
+    rows = Rows(prompt, torch.arange(length - tokens.shape[1], length, device=tokens.device))
+    # Variants join at their first layer, so those of one layer stand together behind all earlier ones.
+    order = sorted(range(len(variants)), key=lambda i: variants[i].first_layer)
+    joined = [variants[i] for i in order]
+    stream = model(tokens, cache, stop_at_layer=0)[:, None]
+    present = 0
+    for layer in range(model.cfg.n_layers):
+        new = sum(variant.first_layer == layer for variant in joined)
+        if new:
+            stream = torch.cat((stream, stream[:, :1].expand(-1, new, *stream.shape[2:])), dim=1)
+            present += new
+        out = _layer(model, layer, stream, cache, joined[:present], rows)
+        stream = out.unflatten(0, stream.shape[:2])
+    logits = stream[:, :, -1]
+    back = torch.tensor([0, *(order.index(i) + 1 for i in range(len(order)))], device=logits.device)
+    return logits[:, back]
+
+
+def _layer(
+    model: HookedModel, layer: int, stream: Tensor, cache: object, present: Sequence[Variant], rows: Rows
+) -> Tensor:
+    """Run one layer on all rows under the edits of the variants that are there."""
+    edits: dict[str, list[tuple[int, Edit]]] = {}
+    for index, variant in enumerate(present, start=1):
+        for edit in variant.edits:
+            if (site(edit.site).layer or 0) == layer and edit.site != "hook_embed":
+                edits.setdefault(edit.site, []).append((index, edit))
+    if layer == 0:
+        stream = _edit_embedding(stream, present, rows)
+    last = layer == model.cfg.n_layers - 1
+    stop = {"last_only": True} if last else {"stop_at_layer": layer + 1}
+    width = stream.shape[1]
+    hooks = [(name, _rowwise(chosen, width, rows)) for name, chosen in edits.items()]
+    with model.hooks(fwd_hooks=hooks):
+        return model(stream.flatten(0, 1), cache, start_at_layer=layer, **stop)
+
+
+def _edit_embedding(stream: Tensor, present: Sequence[Variant], rows: Rows) -> Tensor:
+    """Apply edits of ``hook_embed``, which lies before layer 0."""
+    for index, variant in enumerate(present, start=1):
+        for edit in variant.edits:
+            if edit.site == "hook_embed":
+                stream[:, index] = edit.apply(stream[:, index].clone(), rows)
+    return stream
+
+
+def _rowwise(edits: Sequence[tuple[int, Edit]], width: int, rows: Rows) -> Callable[..., Tensor]:
+    """Return a hook that gives each variant's rows to its own edit and leaves all others untouched."""
+
+    def hook(tensor: Tensor, hook: object) -> Tensor:
+        split = tensor.unflatten(0, (-1, width)).clone()
+        axes = site(edits[0][1].site).axes
+        at = rows
+        if "pos" in axes and split.shape[1 + axes.index("pos")] < len(rows.positions):
+            at = rows._replace(positions=rows.positions[-split.shape[1 + axes.index("pos")] :])
+        for index, edit in edits:
+            split[:, index] = edit.apply(split[:, index], at)
+        return split.flatten(0, 1)
+
+    return hook
+
+
+@torch.no_grad()
+def activations(
+    model: HookedModel,
+    prompts: Prompts,
+    names: Sequence[str],
+    *,
+    at: At = "final",
+    memory: int = MEMORY,
+    progress: bool | None = None,
+    label: str = "calibration",
+) -> Iterator[tuple[range, dict[str, Tensor]]]:
+    """Yield chunk by chunk the activations of chosen sites, at the final position or everywhere.
+
+    Sites without a ``pos`` axis are yielded as they fire: with ``at="final"``, the entries that the final
+    token closes.
+
+    Raises
+    ------
+    SiteError
+        If a name never fires.
+    """
+    check_names(names, model.site_names())
+    if not names:
+        raise SiteError(f"no site was asked for; valid: {', '.join(model.site_names()[:8])}, …")
+    n, length = prompts.tokens.shape
+    bar = tqdm(total=n, desc=label, disable=_quiet(progress), leave=False)
+    with bar:
+        for chunk in chunks(model, n, length, 0, memory):
+            tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
+            cache = None
+            if at == "final":
+                cache = model.start_cache(len(chunk), rewind=False)
+                if length > 1:
+                    model(tokens[:, :-1], cache, last_only=True)
+                tokens = tokens[:, -1:]
+            _, kept = model.run_with_cache(tokens, list(names), cache=cache)
+            yield chunk, kept
+            bar.update(len(chunk))
+
+
+def require_rows(prompts: Prompts, minimum: int, what: str) -> None:
+    """Raise unless there are enough prompts.
+
+    Raises
+    ------
+    PhaselensError
+        Naming the number and the minimum.
+    """
+    if len(prompts) < minimum:
+        raise PhaselensError(f"{len(prompts)} prompts are too few for {what}; valid: {minimum} or more")

@@ -1,0 +1,66 @@
+"""The stride a model is measured at, and prompts folded to [prompt, residue] tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hooks.errors import StatisticsError
+from hooks.sites import HookedModel
+from interp.tasks.prompts import Prompts, Task
+
+__all__ = ["PLACEBO_STRIDE", "fold", "measured_stride", "model_strides", "sample_blocks"]
+
+PLACEBO_STRIDE = 8
+"""The stride that models without one are measured at (full attention has none)."""
+
+
+def model_strides(model: HookedModel) -> list[int]:
+    """Distinct strides of a model's compressors, ascending; empty without any."""
+    geometries = (model.geometry(layer) for layer in range(model.cfg.n_layers))
+    return sorted({g.stride for g in geometries if g is not None and g.stride > 1})
+
+
+def measured_stride(model: HookedModel, task: Task, stride: int | None = None) -> int:
+    """The stride phases are counted by: given, or the lcm of the model's strides that divide R.
+
+    Models without a stride get :data:`PLACEBO_STRIDE` if it divides R, else the largest divisor below it.
+
+    Raises
+    ------
+    StatisticsError
+        If the given stride does not divide R.
+    """
+    modulus = task.modulus
+    if stride is not None:
+        if stride < 1 or modulus % stride:
+            valid = [d for d in range(1, modulus + 1) if modulus % d == 0]
+            raise StatisticsError(
+                f"stride={stride} does not divide modulus={modulus}; valid: {', '.join(map(str, valid))}"
+            )
+        return stride
+    found = [s for s in model_strides(model) if modulus % s == 0]
+    if found:
+        return math.lcm(*found)
+    return max(d for d in range(1, PLACEBO_STRIDE + 1) if modulus % d == 0)
+
+
+def sample_blocks(task: Task, n: int, seed: int) -> Prompts:
+    """Whole blocks of R prompts, at least `n` of them."""
+    return task.sample(-(-n // task.modulus) * task.modulus, seed=seed)
+
+
+def fold(values: Tensor | np.ndarray, modulus: int) -> np.ndarray:
+    """Fold the last axis of length blocks·R to [..., prompt, residue]."""
+    array = values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    return array.reshape(*array.shape[:-1], -1, modulus)
+
+
+def by_phase(values: np.ndarray, stride: int) -> Any:
+    """Sum [..., prompt, residue] over prompts and cycles to [..., phase]."""
+    cycles = values.reshape(*values.shape[:-1], values.shape[-1] // stride, stride)
+    return cycles.sum(axis=(-3, -2))
