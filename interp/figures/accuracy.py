@@ -1,0 +1,208 @@
+"""Accuracy by residue, with intervals, cycles of phases and boundary phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from interp.figures.base import FigureError, Margins, blank, describe, number, require, text_width, tick_step
+from interp.figures.theme import Theme, mm
+
+__all__ = ["accuracy_by_residue"]
+
+_COLUMNS = ["series", "residue", "phase", "accuracy_percent", "low_percent", "high_percent"]
+
+
+def accuracy_by_residue(
+    sweeps: xr.Dataset | Mapping[str, xr.Dataset],
+    *,
+    theme: Theme | None = None,
+    height_mm: float = 55.0,
+) -> go.Figure:
+    """Draw accuracy (%) by residue with Wilson 95% whiskers, one line per sweep.
+
+    Where all sweeps share one stride, every other cycle of phases is shaded and boundary phases are darker;
+    with several strides each line marks its own boundary phases with open markers alone.
+
+    Parameters
+    ----------
+    sweeps : Dataset or mapping of str to Dataset
+        Results of `phase_sweep`, by the name in the legend. They may have different moduli.
+    theme : Theme
+        Size, fonts, light or dark.
+    height_mm : float
+        Height of the figure.
+
+    Returns
+    -------
+    plotly.graph_objects.Figure
+        ``layout.meta`` holds ``alt`` and ``caption``.
+
+    Raises
+    ------
+    FigureError
+        If there is no sweep, or one lacks ``accuracy_residue`` or its interval.
+    """
+    theme = theme or Theme()
+    named = {_label(sweeps): sweeps} if isinstance(sweeps, xr.Dataset) else dict(sweeps)
+    if not named:
+        raise FigureError("no sweep to draw; give at least one result of phase_sweep")
+    for sweep in named.values():
+        require(
+            sweep, ["accuracy_residue", "accuracy_residue_low", "accuracy_residue_high"], kind="phase_sweep"
+        )
+    legend_rows = _legend_rows(list(named), theme) if len(named) > 1 else 0
+    margins = Margins(
+        left=theme.font * 3.6, right=theme.font * 0.6,
+        top=theme.font * (1.5 + 1.45 * legend_rows), bottom=theme.font * 3.2,
+    )  # fmt: skip
+    figure = blank(theme=theme, height=mm(height_mm), margins=margins)
+    residues = max(sweep.sizes["residue"] for sweep in named.values())
+    strides = {_stride(sweep) for sweep in named.values()} - {0}
+    for index, (name, sweep) in enumerate(named.items()):
+        figure.add_trace(_line(name, sweep, index, theme))
+    if len(strides) == 1:
+        _shade(figure, residues=residues, stride=min(strides), theme=theme)
+    width = theme.width - margins.left - margins.right
+    step = tick_step(residues, width / residues, theme.font * 1.7, cycle=min(strides, default=None))
+    axis = next(iter(named.values())).attrs.get("axis", "target")
+    figure.update_layout(
+        xaxis=theme.axis(
+            title=f"{axis} position mod {residues} (residue)",
+            range=[-0.6, residues - 0.4], tickmode="array", tickvals=list(range(0, residues, step)),
+        ),
+        yaxis=theme.axis(title="accuracy (%)", standoff=2, range=[-3, 103], dtick=25, showgrid=True),
+        showlegend=len(named) > 1,
+        legend=_legend(theme, height=mm(height_mm) - margins.top - margins.bottom),
+    )  # fmt: skip
+    return describe(figure, alt=_alt(named), caption=_caption(named, axis))
+
+
+def _label(sweep: xr.Dataset) -> str:
+    return str(sweep.attrs.get("model", "")) or "accuracy"
+
+
+def _stride(sweep: xr.Dataset) -> int:
+    """Stride of a sweep; 0 where there is none, or where it is the placebo of a model without one."""
+    return 0 if sweep.attrs.get("placebo", 0) else int(sweep.attrs.get("stride", 0))
+
+
+def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
+    colour, symbol, dash = theme.series(index)
+    stride = _stride(sweep)
+    residue = np.arange(sweep.sizes["residue"])
+    mean, low, high = (
+        100 * sweep[v].values.astype(float)
+        for v in ("accuracy_residue", "accuracy_residue_low", "accuracy_residue_high")
+    )
+    boundary = (residue % stride == stride - 1) if stride > 1 else np.zeros(len(residue), bool)
+    phase = residue % stride if stride else np.full(len(residue), -1)
+    rows = zip([name] * len(residue), residue, phase, mean, low, high, strict=True)
+    return go.Scatter(
+        x=residue,
+        y=mean,
+        name=name,
+        mode="lines+markers",
+        line={"color": colour, "width": 1.2, "dash": dash},
+        marker={
+            "size": 4.5,
+            "symbol": [symbol] * len(residue),
+            "color": [theme.paper if b else colour for b in boundary],
+            "line": {"color": colour, "width": 1.2},
+        },
+        error_y={
+            "type": "data", "symmetric": False, "array": np.maximum(high - mean, 0),
+            "arrayminus": np.maximum(mean - low, 0), "color": colour, "thickness": 0.8, "width": 1.5,
+        },
+        customdata=[[n, int(r), int(p), float(m), float(a), float(b)] for n, r, p, m, a, b in rows],
+        meta={"columns": _COLUMNS},
+        hovertemplate=(
+            "%{customdata[0]}<br>residue %{customdata[1]}, phase %{customdata[2]}<br>"
+            "accuracy %{customdata[3]:.1f}% (%{customdata[4]:.1f} to %{customdata[5]:.1f})<extra></extra>"
+        ),
+    )  # fmt: skip
+
+
+def _shade(figure: go.Figure, *, residues: int, stride: int, theme: Theme) -> None:
+    """Shade every other cycle and, darker, all boundary phases; name them once above the plot."""
+    shapes = [
+        {"x0": start - 0.5, "x1": min(start + stride, residues) - 0.5, "fillcolor": theme.shade}
+        for start in range(stride, residues, 2 * stride)
+    ]
+    boundaries = range(stride - 1, residues, stride) if stride > 1 else range(0)
+    shapes += [{"x0": b - 0.5, "x1": b + 0.5, "fillcolor": theme.shade_boundary} for b in boundaries]
+    common = {
+        "type": "rect",
+        "xref": "x",
+        "yref": "y domain",
+        "y0": 0,
+        "y1": 1,
+        "layer": "below",
+        "line": {"width": 0},
+    }
+    figure.layout.shapes = [common | shape for shape in shapes]
+    if not boundaries:
+        return
+    figure.add_annotation(
+        text=f"boundary phase {stride - 1} (S = {stride})",
+        x=boundaries[0] if stride - 1 <= residues / 2 else residues - 0.5, xref="x",
+        y=1, yref="y domain", xanchor="center" if _fits(stride, residues) else "left",
+        yanchor="bottom", yshift=1, showarrow=False, font={"size": theme.small, "color": theme.muted},
+    )  # fmt: skip
+    if not _fits(stride, residues):
+        figure.layout.annotations[-1].x = -0.5
+
+
+def _fits(stride: int, residues: int) -> bool:
+    """Whether the name of the boundary phase can be centred above its first column."""
+    return residues * 0.2 <= stride - 1 <= residues * 0.7
+
+
+def _legend_rows(names: list[str], theme: Theme) -> int:
+    """Rows of the horizontal legend; plotly sets entries in columns as wide as the widest one."""
+    widest = max(text_width(name, theme.font) for name in names) + 48
+    per_row = max(1, int((theme.width - theme.font * 4.2) // widest))
+    return -(-len(names) // per_row)
+
+
+def _legend(theme: Theme, *, height: float) -> dict[str, object]:
+    """Horizontal legend above the plot, clear of the line that names the boundary phase."""
+    return {
+        "orientation": "h", "x": 0, "xanchor": "left", "y": 1 + 1.4 * theme.font / height, "yanchor": "bottom",
+        "font": {"size": theme.font}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30, "tracegroupgap": 0,
+    }  # fmt: skip
+
+
+def _alt(named: Mapping[str, xr.Dataset]) -> str:
+    parts = []
+    for name, sweep in named.items():
+        accuracy = 100 * sweep["accuracy_residue"].values.astype(float)
+        if not np.isfinite(accuracy).any():
+            parts.append(f"{name}: undefined at every residue")
+            continue
+        worst, best = int(np.nanargmin(accuracy)), int(np.nanargmax(accuracy))
+        parts.append(
+            f"{name}: from {number(accuracy[worst])}% at residue {worst} to {number(accuracy[best])}% at residue {best}"
+            + (
+                f", worst phase {sweep.attrs['worst_phase']}"
+                if _stride(sweep) and "worst_phase" in sweep.attrs
+                else ""
+            )
+        )
+    return "Line chart of accuracy by residue. " + "; ".join(parts) + "."
+
+
+def _caption(named: Mapping[str, xr.Dataset], axis: str) -> str:
+    gaps = []
+    for name, sweep in named.items():
+        a = sweep.attrs
+        if {"gap_pp", "null_gap_pp"} <= set(a):
+            gaps.append(f"{name} {number(a['gap_pp'], 1)} pp (null gap {number(a['null_gap_pp'], 1)} pp)")
+    return (
+        f"Accuracy by residue of the {axis} position; whiskers are Wilson 95% intervals. Dark columns and open "
+        "markers are boundary phases; every other cycle of phases is shaded."
+        + (f" Phase gap: {'; '.join(gaps)}." if gaps else "")
+    )

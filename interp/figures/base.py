@@ -1,0 +1,161 @@
+"""What all figure builders share: the error, the empty figure, labels, ticks and text sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from hooks.errors import PhaselensError
+from interp.figures.theme import Theme
+
+__all__ = [
+    "FigureError",
+    "Margins",
+    "blank",
+    "describe",
+    "finite",
+    "number",
+    "phase_runs",
+    "require",
+    "text_width",
+    "tick_step",
+    "unit_order",
+]
+
+
+class FigureError(PhaselensError):
+    """Data that a figure cannot be drawn from, or an export that failed."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Space around the plot area, in pixels."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+def blank(*, theme: Theme, height: float, margins: Margins) -> go.Figure:
+    """Return an empty figure of the theme's width and of `height` pixels, with fixed margins."""
+    return go.Figure(
+        layout={
+            "template": "none",
+            "width": round(theme.width, 3),
+            "height": round(height, 3),
+            "autosize": False,
+            "margin": {
+                "l": margins.left,
+                "r": margins.right,
+                "t": margins.top,
+                "b": margins.bottom,
+                "pad": 0,
+                "autoexpand": False,
+            },
+            "font": {"family": theme.font_family, "size": theme.font, "color": theme.ink},
+            "paper_bgcolor": theme.paper,
+            "plot_bgcolor": theme.paper,
+            "hovermode": "closest",
+            "hoverlabel": {"font": {"family": theme.font_family, "size": theme.font * 1.3}},
+            "showlegend": False,
+            "dragmode": False,
+        }
+    )
+
+
+def describe(figure: go.Figure, *, alt: str, caption: str) -> go.Figure:
+    """Attach alternative text and a caption as ``figure.layout.meta``."""
+    figure.layout.meta = {"alt": alt, "caption": caption}
+    return figure
+
+
+def require(dataset: xr.Dataset, names: Iterable[str], *, kind: str) -> None:
+    """Raise unless a result has these variables.
+
+    Raises
+    ------
+    FigureError
+        Naming what is missing and what is there.
+    """
+    missing = [name for name in names if name not in dataset.variables]
+    if missing:
+        there = ", ".join(str(v) for v in dataset.data_vars) or "nothing"
+        raise FigureError(f"not a {kind} result: {', '.join(missing)} missing; it holds {there}")
+
+
+def unit_order(labels: Sequence[str]) -> list[int]:
+    """Positions of unit labels ("1.0", "layer 12" as "12") in order of layer, then head."""
+
+    def key(i: int) -> tuple[list[int], str]:
+        parts = str(labels[i]).split(".")
+        return ([int(p) for p in parts] if all(p.isdigit() for p in parts) else [2**31], str(labels[i]))
+
+    return sorted(range(len(labels)), key=key)
+
+
+def phase_runs(phases: Iterable[int], stride: int) -> str:
+    """Phases as cyclic runs: {6, 7, 0} at stride 8 is "6–0", all of them "all", none "–".
+
+    Parameters
+    ----------
+    phases : iterable of int
+        Phases in 0 … stride−1.
+    stride : int
+        S; phase 0 follows phase S−1.
+    """
+    chosen = set(phases)
+    if not chosen:
+        return "–"
+    if len(chosen) == stride:
+        return "all" if stride > 1 else "0"
+    starts = sorted(p for p in chosen if (p - 1) % stride not in chosen)
+    runs = []
+    for start in starts:
+        end = start
+        while (end + 1) % stride in chosen:
+            end = (end + 1) % stride
+        runs.append(str(start) if start == end else f"{start}–{end}")
+    return ", ".join(runs)
+
+
+def number(value: float, digits: int = 0, sign: bool = False) -> str:
+    """Format a number with a true minus sign, no "−0", and "–" where it is undefined."""
+    if not np.isfinite(value):
+        return "–"
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def text_width(text: str, size: float) -> float:
+    """Width of a label in pixels, estimated for a sans-serif face (digits are 0.556 em in Arial)."""
+    return 0.56 * size * max((len(line) for line in text.split("<br>")), default=0)
+
+
+def tick_step(count: int, spacing: float, label: float, *, cycle: int | None = None) -> int:
+    """Smallest step between tick labels that do not collide.
+
+    Parameters
+    ----------
+    count : int
+        Number of positions.
+    spacing : float
+        Pixels between neighbours.
+    label : float
+        Pixels that one label needs along the axis.
+    cycle : int, optional
+        Prefer steps that divide it, or are its multiples, so that every cycle is labelled alike.
+    """
+    steps = [s for s in range(1, max(1, count) + 1) if cycle is None or cycle % s == 0 or s % cycle == 0]
+    return next((s for s in steps if s * spacing >= label), max(1, count))
+
+
+def finite(value: float) -> float | None:
+    """Return a float for JSON, None where it is undefined."""
+    return float(value) if np.isfinite(value) else None
