@@ -1,0 +1,395 @@
+"""The completion test: code that names a type, fillers around it, and a last line that must repeat the type.
+
+Text in, token positions out: every position is measured on the tokens of the whole text, never counted from
+characters or fillers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from hooks.errors import TaskError, did_you_mean
+from interp.rng import numpy_rng
+from interp.tasks.balance import PositionBalance
+from interp.tasks.prompts import Prompts
+from interp.tasks.tokenizers import TextTokenizer
+
+__all__ = ["FILLER_FAMILIES", "CompletionLength", "CompletionTask"]
+
+FILLER_FAMILIES = ("equals", "words", "digits", "newlines")
+"""' =' repeated; common words; one digit repeated; line ends."""
+
+Slot = Literal["docstring", "comment"]
+# The pieces on either side of an empty filler can merge, so balanced samples always have some.
+_SHORTEST = 2
+_WORDS = " the and for with that from this they have been one all our more when can other some into time than"
+_PREFIX = 'def quantize_block(x, scale, n):\n    """Copy one block of numbers to the output buffer.'
+_EVIDENCE = '\n    """\n    out = alloc(n, dtype=FP'
+_BRIDGE = ")\n    # Every number is divided by the scale of its block."
+_CODE_LINE = "\n    for i in range(n):\n        out[i] = cast(x[i] / scale, FP"
+
+
+class CompletionLength(NamedTuple):
+    """One docstring length; `tokens` is None, with the reason, where fillers of a family cannot make it."""
+
+    family: str
+    filler_tokens: int
+    tokens: Int64[Tensor, " pos"] | None
+    target_position: int | None
+    query_position: int | None
+    missing: str
+
+
+class _Measured(NamedTuple):
+    ids: list[int]
+    target: int
+
+
+@dataclass(frozen=True)
+class CompletionTask:
+    """Two candidates, one of which stands in the evidence and is right after the code line.
+
+    The text is: prefix, docstring fillers, evidence, the right candidate, bridge, comment fillers, code line.
+    Docstring fillers move the target, the candidate's first token in the evidence; comment fillers keep the
+    query where it is. Base prompts alternate the right candidate and go round the filler families.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+        See :mod:`interp.tasks.tokenizers`.
+    prefix, evidence, bridge, code_line : str
+        The fixed pieces.
+    candidates : (str, str)
+        Continuations of evidence and code line; their first tokens differ.
+    families : tuple of str
+        Filler families to try, of :data:`FILLER_FAMILIES`.
+    modulus : int
+        R.
+    chat : bool
+        Put the text into the tokenizer's chat template; positions count its tokens.
+
+    Raises
+    ------
+    TaskError
+        If a family is unknown, the tokenizer changes the text, a candidate merges with the code line, or the
+        two cannot be told apart by their first token.
+    """
+
+    tokenizer: TextTokenizer
+    prefix: str = _PREFIX
+    evidence: str = _EVIDENCE
+    bridge: str = _BRIDGE
+    code_line: str = _CODE_LINE
+    candidates: tuple[str, str] = ("8", "32")
+    families: tuple[str, ...] = FILLER_FAMILIES
+    modulus: int = 24
+    chat: bool = False
+
+    def __post_init__(self) -> None:
+        for family in self.families:
+            if family not in FILLER_FAMILIES:
+                raise TaskError(f"unknown filler family {family!r}; {did_you_mean(family, FILLER_FAMILIES)}")
+        if not self.families:
+            raise TaskError(f"families is empty; valid: {', '.join(FILLER_FAMILIES)}")
+        if self.modulus < 1:
+            raise TaskError(f"modulus={self.modulus}; valid: 1 or more")
+        first, second = self.candidate_ids
+        if first == second:
+            raise TaskError(
+                f"candidates {self.candidates[0]!r} and {self.candidates[1]!r} begin with the same token; "
+                "choose two that differ at once"
+            )
+        for right in (0, 1):
+            self._measure("", "", right)
+
+    @property
+    def d_vocab(self) -> int:
+        """Number of token ids of the tokenizer."""
+        return self.tokenizer.d_vocab
+
+    @property
+    def candidate_ids(self) -> tuple[int, int]:
+        """First token of each candidate after the code line, as tokenized there."""
+        first, second = (_continuation(self.tokenizer, self._text("", "", 0), c) for c in self.candidates)
+        return first, second
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as a JSON value, the families in use, and the lengths the others cannot make."""
+        return {
+            "task": "completion",
+            "tokenizer": self.tokenizer.name,
+            **{name: getattr(self, name) for name in ("prefix", "evidence", "bridge", "code_line")},
+            "candidates": list(self.candidates),
+            "families": list(self.families),
+            "modulus": self.modulus,
+            "chat": self.chat,
+            "usable_families": self.usable_families(),
+            "missing_lengths": self.missing_lengths(),
+        }
+
+    # -- fillers and what they measure -------------------------------------------------------------------
+
+    def missing_lengths(self) -> dict[str, dict[str, list[int]]]:
+        """Filler lengths, in tokens, that a family cannot make in the docstring or the comment.
+
+        Returns
+        -------
+        dict
+            Family → slot → lengths; only families and slots where some are missing.
+        """
+        missing: dict[str, dict[str, list[int]]] = {}
+        for family in self.families:
+            for slot in ("docstring", "comment"):
+                lacking: set[int] = set()
+                for unit in self._units(family):
+                    lacking |= set(range(_SHORTEST, self._longest(slot) + 1)) - set(
+                        _lengths(self, slot, unit, self._longest(slot))
+                    )
+                if lacking:
+                    missing.setdefault(family, {})[slot] = sorted(lacking)
+        return missing
+
+    def usable_families(self) -> list[str]:
+        """Families that can make every length a balanced sample needs."""
+        missing = self.missing_lengths()
+        return [family for family in self.families if family not in missing]
+
+    def lengths(
+        self, family: str, filler_tokens: Iterable[int], *, right: Literal[0, 1] = 0
+    ) -> list[CompletionLength]:
+        """Lengthen the docstring alone, as the paper does; target and query move together.
+
+        Parameters
+        ----------
+        family : str
+            Filler family.
+        filler_tokens : iterable of int
+            Lengths of the fillers in tokens.
+        right : 0 or 1
+            Which candidate the evidence holds.
+
+        Returns
+        -------
+        list of CompletionLength
+            One per length; a length that merging makes impossible has `tokens` None and says so.
+
+        Raises
+        ------
+        TaskError
+            If the family is unknown or a length is negative.
+        """
+        if family not in FILLER_FAMILIES:
+            raise TaskError(f"unknown filler family {family!r}; {did_you_mean(family, FILLER_FAMILIES)}")
+        unit = self._units(family)[0]
+        rows = []
+        for wanted in filler_tokens:
+            if wanted < 0:
+                raise TaskError(f"filler_tokens={wanted}; valid: 0 or more")
+            fill = _find(self, "docstring", unit, wanted)
+            if fill is None:
+                reason = (
+                    f"no number of {family!r} fillers adds exactly {wanted} tokens and leaves the rest alone"
+                )
+                rows.append(CompletionLength(family, wanted, None, None, None, reason))
+                continue
+            got = self._measure(fill, "", right)
+            if got.target != self._measure("", "", right).target + wanted:
+                reason = f"{family!r} fillers merge with the evidence of candidate {self.candidates[right]!r}"
+                rows.append(CompletionLength(family, wanted, None, None, None, reason))
+                continue
+            ids = torch.tensor(got.ids)
+            rows.append(CompletionLength(family, wanted, ids, got.target, len(ids) - 1, ""))
+        return rows
+
+    def _units(self, family: str) -> list[tuple[str, ...]]:
+        """Every filler unit, cycled, that a sample can use; words are drawn anew by :meth:`_unit`."""
+        if family == "digits":
+            return [(digit,) for digit in "1479"]
+        if family == "words":
+            return [tuple(f" {word}" for word in _WORDS.split())]
+        return [(" =",) if family == "equals" else ("\n",)]
+
+    def _unit(self, family: str, seed: int, block: int) -> tuple[str, ...]:
+        rng = numpy_rng(seed, "completion fillers", block)
+        units = self._units(family)
+        unit = units[int(rng.integers(len(units)))]
+        return tuple(unit[i] for i in rng.permutation(len(unit)))
+
+    def _longest(self, slot: str) -> int:
+        """Longest filler a sample can need, in tokens."""
+        docstring = _SHORTEST + PositionBalance.span(self.modulus) - 1
+        return docstring if slot == "docstring" else docstring + self._slack() + self.modulus - 1
+
+    def _slack(self) -> int:
+        """Tokens by which the text with one candidate is longer than with the other."""
+        return abs(len(self._measure("", "", 0).ids) - len(self._measure("", "", 1).ids))
+
+    def _text(self, docstring: str, comment: str, right: int) -> str:
+        before = self.prefix + docstring + self.evidence
+        return before + self.candidates[right] + self.bridge + comment + self.code_line
+
+    def _measure(self, docstring: str, comment: str, right: int) -> _Measured:
+        """Tokenize a whole prompt and find the target by decoding; raises if the text does not survive."""
+        head, tail = self.tokenizer.frame(self.chat)
+        text = self._text(docstring, comment, right)
+        ids = self.tokenizer.encode(text)
+        if self.tokenizer.decode(ids) != text:
+            raise TaskError(
+                f"tokenizer {self.tokenizer.name!r} does not give the text back; positions are unknown"
+            )
+        target = _token_at(self.tokenizer, ids, len(self.prefix + docstring + self.evidence))
+        if ids[target] != self.candidate_ids[right]:
+            raise TaskError(
+                f"candidate {self.candidates[right]!r} is other tokens in the evidence than after the line; "
+                "let both end in the same characters"
+            )
+        return _Measured([*head, *ids, *tail], target + len(head))
+
+    # -- balanced prompts --------------------------------------------------------------------------------
+
+    def balance(self) -> PositionBalance:
+        """Return the target positions, counted from the measured one without fillers."""
+        return PositionBalance(self.modulus, self._measure("", "", 0).target + _SHORTEST)
+
+    def sample(
+        self, n: int, *, seed: int, query_phase: int | None = None, query_stride: int | None = None
+    ) -> Prompts:
+        """Phase-balanced prompts of one length, in blocks of R residues.
+
+        Parameters
+        ----------
+        n : int
+            Rows; a last block that is not full is cut.
+        seed : int
+            Seed of windows and fillers; row i depends on (seed, i) only.
+        query_phase, query_stride : int or None
+            Lengthen the comment until (q+1) mod `query_stride` (None: R) is `query_phase`.
+
+        Raises
+        ------
+        TaskError
+            If no family can make every length, or the query phase does not exist.
+        """
+        if n < 1:
+            raise TaskError(f"n={n} prompts; valid: 1 or more, best a multiple of modulus={self.modulus}")
+        usable = self.usable_families()
+        if not usable:
+            raise TaskError(
+                f"tokenizer {self.tokenizer.name!r} merges fillers of every family in "
+                f"{', '.join(self.families)}, so lengths are missing; try others or a smaller modulus"
+            )
+        length = self._length(query_phase, query_stride)
+        balance = self.balance()
+        blocks = -(-n // self.modulus)
+        targets = balance.targets(balance.windows(0, blocks, seed=seed))
+        rows, answers = [], []
+        for row in range(n):
+            block, residue = divmod(row, self.modulus)
+            right = block % 2
+            unit = self._unit(usable[block // 2 % len(usable)], seed, block)
+            rows.append(self._row(unit, right, int(targets[block, residue]), length))
+            answers.append(self.candidate_ids[right])
+        index = torch.arange(n)
+        return Prompts(
+            tokens=torch.tensor(rows),
+            answer=torch.tensor(answers),
+            target_position=torch.from_numpy(targets.reshape(-1))[:n],
+            query_position=length - 1,
+            residue=index % self.modulus,
+            prompt_id=index // self.modulus,
+            modulus=self.modulus,
+        )
+
+    def _length(self, query_phase: int | None, query_stride: int | None) -> int:
+        bare = max(len(self._measure("", "", right).ids) for right in (0, 1))
+        length = bare + 2 * _SHORTEST + PositionBalance.span(self.modulus) - 1
+        if query_phase is None:
+            return length
+        stride = self.modulus if query_stride is None else query_stride
+        if not 1 <= stride <= self.modulus or not 0 <= query_phase < stride:
+            raise TaskError(
+                f"query_phase={query_phase} at stride {stride} does not exist; valid: 0 to stride−1, "
+                f"strides up to modulus={self.modulus}"
+            )
+        return length + (query_phase - length) % stride  # (q+1) = T
+
+    def _row(self, unit: tuple[str, ...], right: int, target: int, length: int) -> list[int]:
+        bare = self._measure("", "", right)
+        moved = target - bare.target
+        docstring = _find(self, "docstring", unit, moved)
+        comment = _find(self, "comment", unit, length - len(bare.ids) - moved)
+        if docstring is not None and comment is not None:
+            got = self._measure(docstring, comment, right)
+            if got.target == target and len(got.ids) == length:
+                return got.ids
+        raise TaskError(
+            f"fillers {unit[0]!r} merge with the text of candidate {self.candidates[right]!r}, so the target "
+            f"cannot be at {target} in {length} tokens; leave that family out"
+        )
+
+
+def _token_at(tokenizer: TextTokenizer, ids: list[int], character: int) -> int:
+    """Index of the token that holds a character, by decoding beginnings of the ids."""
+    low, high = 0, len(ids) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if len(tokenizer.decode(ids[: middle + 1])) > character:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@lru_cache(maxsize=64)
+def _continuation(tokenizer: TextTokenizer, text: str, candidate: str) -> int:
+    """First token id of a candidate after a text."""
+    ids = tokenizer.encode(text)
+    longer = tokenizer.encode(text + candidate)
+    if longer[: len(ids)] != ids or len(longer) == len(ids):
+        raise TaskError(
+            f"candidate {candidate!r} merges with the end of the line {text[-12:]!r}; end the line elsewhere"
+        )
+    return longer[len(ids)]
+
+
+@lru_cache(maxsize=256)
+def _lengths(task: CompletionTask, slot: str, unit: tuple[str, ...], longest: int) -> dict[int, str]:
+    """Fillers by the tokens they add, measured, with everything before and after them unchanged."""
+    bare = task._measure("", "", 0)
+    found: dict[int, str] = {}
+    for count in range(4 * longest + 17):
+        fill = "".join(unit[i % len(unit)] for i in range(count))
+        added = _added(task, slot, fill, bare)
+        if added is not None and added <= longest:
+            found.setdefault(added, fill)
+        # Merges make the count uneven, but only by a few tokens.
+        if len(found) > longest or (added or 0) > longest + 16:
+            break
+    return found
+
+
+def _added(task: CompletionTask, slot: str, fill: str, bare: _Measured) -> int | None:
+    """Tokens a filler adds, None where it merges with its surroundings."""
+    got = task._measure(fill, "", 0) if slot == "docstring" else task._measure("", fill, 0)
+    if slot == "comment":
+        return (
+            len(got.ids) - len(bare.ids)
+            if got.ids[: bare.target + 1] == bare.ids[: bare.target + 1]
+            else None
+        )
+    return got.target - bare.target if got.ids[got.target :] == bare.ids[bare.target :] else None
+
+
+def _find(task: CompletionTask, slot: Slot, unit: tuple[str, ...], wanted: int) -> str | None:
+    """Return the filler that adds `wanted` tokens, None where there is none."""
+    plain = "".join(unit[i % len(unit)] for i in range(wanted))
+    if _added(task, slot, plain, task._measure("", "", 0)) == wanted:
+        return plain
+    return _lengths(task, slot, unit, max(wanted, task._longest(slot))).get(wanted)
