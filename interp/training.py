@@ -171,9 +171,9 @@ def fit(
         optimiser.step()
         last = step + 1 == recipe.steps
         if step % 50 == 0 or last:
-            accuracy = float((picked.argmax(-1) == wanted).float().mean())
-            bar.set_postfix(loss=f"{float(loss):.3f}", accuracy=f"{accuracy:.3f}")
-            yield step, float(loss), accuracy
+            accuracy = float((picked.detach().argmax(-1) == wanted).float().mean())
+            bar.set_postfix(loss=f"{float(loss.detach()):.3f}", accuracy=f"{accuracy:.3f}")
+            yield step, float(loss.detach()), accuracy
         if folder and ((step + 1) % save_every == 0 or last):
             _save_state(model, optimiser, names, folder, recipe, seed, step + 1)
 

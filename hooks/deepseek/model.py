@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
@@ -252,13 +252,13 @@ class HookedDeepseekV4(StrictHooks):
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos stream d_model"] | list[list[int]],
+        tokens: Any,
         cache: DeepseekCache | None = None,
         *,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         last_only: bool = False,
-        token_ids: Int[Tensor, "batch pos"] | None = None,
+        token_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Float[Tensor, "batch out *width"]:

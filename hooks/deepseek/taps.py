@@ -223,10 +223,10 @@ class LayerTap:
         points = (branch.hook_gate_logits, branch.hook_gate, branch.hook_payload)
         if call is None or not watched(*points, branch.hook_pooled, branch.hook_entry):
             return forward(*args, **kwargs)
-        with PoolWatch(*points) as watch:
+        with PoolWatch(*points):
             entries, bias = forward(*args, **kwargs)
-        if watch.step == 0:
-            self._nothing_closed(points, entries)
+        if self._none_closed(call):
+            self._fire_empty(points, entries)
             branch.hook_pooled(entries.new_zeros(entries.shape[0], 0, 1, entries.shape[-1]))
         return self._stored(entries, call), bias
 
@@ -246,7 +246,11 @@ class LayerTap:
             call.cache.layers[self.core.layer_idx].compressed_kv["compressor"] = entries.squeeze(1)
         return entries
 
-    def _nothing_closed(self, points: tuple[HookPoint, ...], like: Tensor) -> None:
+    def _none_closed(self, call: Call) -> bool:
+        old, total = self.entries(call)
+        return old == total
+
+    def _fire_empty(self, points: tuple[HookPoint, ...], like: Tensor) -> None:
         """Fire slot sites with no entries [B, 0, W, 1, D]."""
         assert self.geometry is not None
         for point in points:
@@ -259,11 +263,11 @@ class LayerTap:
         call, sites = self.call(), self.sites.indexer
         if call is None or not watched(sites.hook_gate_logits, sites.hook_gate, sites.hook_picks):
             return forward(*args, **kwargs)
-        with PoolWatch(sites.hook_gate_logits, sites.hook_gate, None) as watch:
+        with PoolWatch(sites.hook_gate_logits, sites.hook_gate, None):
             picks = forward(*args, **kwargs)
-        if watch.step == 0:
+        if self._none_closed(call):
             like = args[0].new_zeros(args[0].shape[0], plain(plain(self.core.compressor).indexer).head_dim)
-            self._nothing_closed((sites.hook_gate_logits, sites.hook_gate), like)
+            self._fire_empty((sites.hook_gate_logits, sites.hook_gate), like)
         if not watched(sites.hook_picks):
             return picks
         picks, limit = sites.hook_picks(picks), self.entries(call)[1]

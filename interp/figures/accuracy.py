@@ -54,14 +54,15 @@ def accuracy_by_residue(
         require(
             sweep, ["accuracy_residue", "accuracy_residue_low", "accuracy_residue_high"], kind="phase_sweep"
         )
+    strides = {_stride(sweep) for sweep in named.values()} - {0}
     legend_rows = _legend_rows(list(named), theme) if len(named) > 1 else 0
+    named_boundary = 1.4 if len(strides) == 1 else 0.5  # room for the line that names the boundary phase
     margins = Margins(
         left=theme.font * 3.6, right=theme.font * 0.6,
-        top=theme.font * (1.5 + 1.45 * legend_rows), bottom=theme.font * 3.2,
+        top=theme.font * (named_boundary + 1.9 * legend_rows + 0.2), bottom=theme.font * 3.2,
     )  # fmt: skip
     figure = blank(theme=theme, height=mm(height_mm), margins=margins)
     residues = max(sweep.sizes["residue"] for sweep in named.values())
-    strides = {_stride(sweep) for sweep in named.values()} - {0}
     for index, (name, sweep) in enumerate(named.items()):
         figure.add_trace(_line(name, sweep, index, theme))
     if len(strides) == 1:
@@ -76,7 +77,7 @@ def accuracy_by_residue(
         ),
         yaxis=theme.axis(title="accuracy (%)", standoff=2, range=[-3, 103], dtick=25, showgrid=True),
         showlegend=len(named) > 1,
-        legend=_legend(theme, height=mm(height_mm) - margins.top - margins.bottom),
+        legend=_legend(theme, lift=named_boundary * theme.font / (mm(height_mm) - margins.top - margins.bottom)),
     )  # fmt: skip
     return describe(figure, alt=_alt(named), caption=_caption(named, axis))
 
@@ -168,10 +169,10 @@ def _legend_rows(names: list[str], theme: Theme) -> int:
     return -(-len(names) // per_row)
 
 
-def _legend(theme: Theme, *, height: float) -> dict[str, object]:
-    """Horizontal legend above the plot, clear of the line that names the boundary phase."""
+def _legend(theme: Theme, *, lift: float) -> dict[str, object]:
+    """Horizontal legend above the plot, `lift` (a share of its height) clear of the boundary phase's name."""
     return {
-        "orientation": "h", "x": 0, "xanchor": "left", "y": 1 + 1.4 * theme.font / height, "yanchor": "bottom",
+        "orientation": "h", "x": 0, "xanchor": "left", "y": 1 + lift, "yanchor": "bottom",
         "font": {"size": theme.font}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30, "tracegroupgap": 0,
     }  # fmt: skip
 

@@ -10,45 +10,23 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from interp.figures.base import (
-    FigureError,
     Margins,
     blank,
     describe,
     finite,
     number,
-    phase_runs,
-    require,
     text_width,
     tick_step,
-    unit_order,
 )
+from interp.figures.heatmap_data import Grid, alt_text, caption, grid_of
 from interp.figures.theme import Theme, mm
 
 __all__ = ["effect_heatmap"]
 
 _COLUMNS = ["unit", "phase", "residue", "effect_percent", "effect_pp", "p_effect", "serves"]
 _NAMES = {"kv_head": "KV head (layer.head)", "head": "query head (layer.head)", "layer": "layer"}
-_BAR_STEPS = 48
-MIN_CLEAN_CORRECT = 20
-"""An effect in percent is undefined where fewer clean answers were right."""
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """What is drawn: rows in order of layer and head, columns phases or residues."""
-
-    units: list[str]
-    stride: int
-    axis: str
-    effect: np.ndarray  # [unit, column], percent, NaN where undefined
-    effect_pp: np.ndarray
-    serves: np.ndarray | None
-    p_effect: np.ndarray | None
-    uncovered: np.ndarray  # [column] bool
-    min_loss: float
-
-    def phase(self, column: int) -> int:
-        return column % self.stride
+_BAR_STEPS = 100
+_BAR_MM = 40.0
 
 
 def effect_heatmap(
@@ -89,7 +67,7 @@ def effect_heatmap(
         If variables are missing, units of the two results differ, or `axis` is neither.
     """
     theme = theme or Theme()
-    grid = _grid(knockout, specialization, axis)
+    grid = grid_of(knockout, specialization, axis)
     rows, columns = grid.effect.shape
     title = _NAMES.get(str(knockout.attrs.get("unit_kind", "")), "unit")
     size = _Size.of(grid, theme, max_height_mm)
@@ -104,7 +82,11 @@ def effect_heatmap(
     )
     figure.add_trace(_hover(grid, size))
     figure.add_traces(_texts(grid, theme, limit, size))
-    _colour_bar(figure, theme, limit, [right + bar_gap / size.plot_width, 1.0])
+    plot_height = size.height - size.margins.top - size.margins.bottom
+    _colour_bar(
+        figure, theme, limit,
+        x=[right + bar_gap / size.plot_width, 1.0], y=[max(0.0, 1 - mm(_BAR_MM) / plot_height), 1.0],
+    )  # fmt: skip
     x_step = tick_step(columns, size.cell_width, theme.font * 1.5, cycle=grid.stride)
     y_step = tick_step(rows, size.cell_height, theme.font * 1.05)
     uncovered = {c for c in range(columns) if grid.uncovered[c]}
@@ -121,61 +103,7 @@ def effect_heatmap(
         ),
     )  # fmt: skip
     _key(figure, grid, theme)
-    return describe(figure, alt=_alt(grid), caption=_caption(grid, knockout))
-
-
-# ---- the numbers -------------------------------------------------------------------------------------------
-
-
-def _grid(knockout: xr.Dataset, specialization: xr.Dataset | None, axis: str) -> _Grid:
-    if axis not in ("phase", "residue"):
-        raise FigureError(f"axis={axis!r} cannot run across a heatmap; valid: phase, residue")
-    require(knockout, ["effect"], kind="knockout")
-    stride = int(knockout.attrs.get("stride", 0) or knockout.sizes.get("phase", 0))
-    if stride < 1:
-        raise FigureError("the knockout result has no stride; set its attr 'stride' to the S of the model")
-    effect, effect_pp = _effects(knockout, axis)
-    labels = [str(u) for u in knockout["unit"].values]
-    order = unit_order(labels)
-    units = [labels[i] for i in order]
-    columns = effect.shape[1]
-    serves = p_effect = None
-    uncovered, min_loss = np.zeros(columns, bool), float("nan")
-    if specialization is not None:
-        require(specialization, ["serves", "p_effect", "uncovered"], kind="specialization")
-        there = [str(u) for u in specialization["unit"].values]
-        if sorted(there) != sorted(units) or specialization.sizes["phase"] != stride:
-            raise FigureError(
-                f"the specialization result has {len(there)} units and {specialization.sizes['phase']} phases, "
-                f"the knockout result {len(units)} and {stride}; they must come from the same run"
-            )
-        rows = [there.index(u) for u in units]
-        phases = np.arange(columns) % stride
-        serves = specialization["serves"].transpose("unit", "phase").values[rows][:, phases].astype(bool)
-        p_effect = specialization["p_effect"].transpose("unit", "phase").values[rows][:, phases]
-        uncovered = specialization["uncovered"].values[phases].astype(bool)
-        min_loss = float(specialization.attrs.get("min_loss", np.nan))
-    return _Grid(units, stride, axis, effect[order], effect_pp[order], serves, p_effect, uncovered, min_loss)
-
-
-def _effects(knockout: xr.Dataset, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Effect in percent and in points, [unit, column]; by residue from pooled counts where prompts exist."""
-    effect = knockout["effect"]
-    if axis in effect.dims:
-        values = effect.transpose("unit", axis).values.astype(float)
-        if "effect_pp" in knockout and axis in knockout["effect_pp"].dims:
-            return values, knockout["effect_pp"].transpose("unit", axis).values.astype(float)
-        return values, np.full(values.shape, np.nan)
-    if axis == "phase" or not {"correct", "clean_correct"} <= set(map(str, knockout.data_vars)):
-        raise FigureError(
-            f"the knockout result has no effect by {axis} and no prompts to count; it has {effect.dims}"
-        )
-    clean = knockout["clean_correct"].transpose("prompt", "residue").values.astype(bool)
-    under = knockout["correct"].transpose("unit", "prompt", "residue").values.astype(bool)
-    lost = under.sum(1) - clean.sum(0)
-    enough = clean.sum(0) >= MIN_CLEAN_CORRECT
-    percent = np.where(enough, 100.0 * lost / np.maximum(clean.sum(0), 1), np.nan)
-    return percent, 100.0 * lost / max(1, len(clean))
+    return describe(figure, alt=alt_text(grid), caption=caption(grid, knockout))
 
 
 # ---- the drawing -------------------------------------------------------------------------------------------
@@ -193,14 +121,14 @@ class _Size:
     flag_rows: float
 
     @classmethod
-    def of(cls, grid: _Grid, theme: Theme, max_height_mm: float) -> _Size:
+    def of(cls, grid: Grid, theme: Theme, max_height_mm: float) -> _Size:
         rows, columns = grid.effect.shape
         labels = max(text_width(u, theme.font) for u in grid.units) if grid.units else 0
         key_lines = len(_key_lines(grid, theme))
         margins = Margins(
             left=labels + theme.font * 2.3,
             right=theme.font * 2.7,
-            top=theme.font * 1.6,
+            top=theme.font * 2.0,
             bottom=theme.font * (3.0 + (0.5 + 1.3 * key_lines if key_lines else 0)),
         )
         room = mm(max_height_mm) - margins.top - margins.bottom
@@ -217,7 +145,7 @@ class _Size:
         )
 
 
-def _cells(grid: _Grid, theme: Theme, limit: float, size: _Size) -> list[dict[str, Any]]:
+def _cells(grid: Grid, theme: Theme, limit: float, size: _Size) -> list[dict[str, Any]]:
     gap = {"color": theme.paper, "width": 0.75 if min(size.cell_width, size.cell_height) > 6 else 0.25}
     shapes = []
     for row, column in np.ndindex(*grid.effect.shape):
@@ -227,20 +155,24 @@ def _cells(grid: _Grid, theme: Theme, limit: float, size: _Size) -> list[dict[st
         shapes.append(_shape(type="rect", **box, fillcolor=fill, line=gap))
         if not np.isfinite(value):
             shapes.append(
-                _shape(type="path", path=_hatch(column, row), line={"color": theme.muted, "width": 0.6})
+                _shape(type="path", path=_hatch(column, row, size), line={"color": theme.muted, "width": 0.6})
             )
     return shapes
 
 
-def _hatch(column: int, row: int) -> str:
-    """Path of three diagonal strokes inside of a cell: undefined, unlike any colour."""
-    strokes = [((-0.42, -0.05), (0.05, -0.42)), ((-0.42, 0.42), (0.42, -0.42)), ((-0.05, 0.42), (0.42, 0.05))]
-    return " ".join(
-        f"M{column + a:.2f},{row + b:.2f}L{column + c:.2f},{row + d:.2f}" for (a, b), (c, d) in strokes
-    )
+def _hatch(column: int, row: int, size: _Size) -> str:
+    """Path of diagonal strokes, 45° and 4 pixels apart, inside of a cell: undefined, unlike any colour."""
+    w, h = size.cell_width - 2, size.cell_height - 2
+    left, top = column - 0.5 + 1 / size.cell_width, row - 0.5 + 1 / size.cell_height
+    strokes = []
+    for c in np.arange(2.0, w + h, 4.0):
+        ends = ((max(0.0, c - h), min(c, h)), (min(c, w), max(0.0, c - w)))
+        points = [f"{left + x / size.cell_width:.3f},{top + y / size.cell_height:.3f}" for x, y in ends]
+        strokes.append(f"M{points[0]}L{points[1]}")
+    return " ".join(strokes)
 
 
-def _outlines(grid: _Grid, theme: Theme, size: _Size) -> list[dict[str, Any]]:
+def _outlines(grid: Grid, theme: Theme, size: _Size) -> list[dict[str, Any]]:
     """One outline around each run of neighbouring cells that a unit serves."""
     if grid.serves is None:
         return []
@@ -263,7 +195,7 @@ def _shape(**options: Any) -> dict[str, Any]:
     return {k: float(v) if k in ("x0", "x1", "y0", "y1") else v for k, v in shape.items()}
 
 
-def _hover(grid: _Grid, size: _Size) -> go.Scatter:
+def _hover(grid: Grid, size: _Size) -> go.Scatter:
     """Invisible markers, one a cell: what is hovered and selected."""
     rows, columns = grid.effect.shape
     data = [
@@ -294,7 +226,7 @@ def _hover(grid: _Grid, size: _Size) -> go.Scatter:
     )  # fmt: skip
 
 
-def _hover_text(grid: _Grid, row: int, column: int) -> str:
+def _hover_text(grid: Grid, row: int, column: int) -> str:
     where = f"residue {column}, phase {grid.phase(column)}" if grid.axis == "residue" else f"phase {column}"
     value = grid.effect[row, column]
     lines = [f"<b>{grid.units[row]}</b> · {where}"]
@@ -312,7 +244,7 @@ def _hover_text(grid: _Grid, row: int, column: int) -> str:
     return "<br>".join(lines)
 
 
-def _texts(grid: _Grid, theme: Theme, limit: float, size: _Size) -> list[go.Scatter]:
+def _texts(grid: Grid, theme: Theme, limit: float, size: _Size) -> list[go.Scatter]:
     """Values where cells have room, dots where an effect is significant but not served, flags at uncovered phases."""
     rows, columns = grid.effect.shape
     traces = []
@@ -360,15 +292,15 @@ def _bar_shapes(theme: Theme, limit: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _colour_bar(figure: go.Figure, theme: Theme, limit: float, domain: list[float]) -> None:
+def _colour_bar(figure: go.Figure, theme: Theme, limit: float, *, x: list[float], y: list[float]) -> None:
     """Axes and title of the colour bar."""
     figure.add_trace(
         go.Scatter(x=[None], y=[None], xaxis="x2", yaxis="y2", hoverinfo="skip", showlegend=False)
     )
     figure.update_layout(
-        xaxis2=theme.axis(domain=domain, anchor="y2", range=[0, 1], visible=False, fixedrange=True),
+        xaxis2=theme.axis(domain=x, anchor="y2", range=[0, 1], visible=False, fixedrange=True),
         yaxis2=theme.axis(
-            anchor="x2", side="right", range=[-limit, limit], fixedrange=True, linewidth=0.5, mirror=True, ticklen=2,
+            domain=y, anchor="x2", side="right", range=[-limit, limit], fixedrange=True, linewidth=0.5, mirror=True, ticklen=2,
             tickvals=[-limit, -limit / 2, 0, limit / 2, limit],
             ticktext=[number(v) for v in (-limit, -limit / 2, 0, limit / 2, limit)],
             tickfont={"size": theme.small, "color": theme.ink},
@@ -376,11 +308,11 @@ def _colour_bar(figure: go.Figure, theme: Theme, limit: float, domain: list[floa
     )  # fmt: skip
     figure.add_annotation(
         text="effect (%)", x=1, xref="x2 domain", xanchor="right", y=1, yref="y2 domain", yanchor="bottom",
-        xshift=theme.font * 2.4, yshift=2, showarrow=False, font={"size": theme.small, "color": theme.ink},
+        xshift=theme.font * 2.4, yshift=theme.font * 0.45, showarrow=False, font={"size": theme.small, "color": theme.ink},
     )  # fmt: skip
 
 
-def _key_items(grid: _Grid) -> list[str]:
+def _key_items(grid: Grid) -> list[str]:
     """Explain every mark that the figure contains, and no other."""
     items = []
     if grid.serves is not None and grid.serves.any():
@@ -399,7 +331,7 @@ def _key_items(grid: _Grid) -> list[str]:
     return items
 
 
-def _key_lines(grid: _Grid, theme: Theme) -> list[str]:
+def _key_lines(grid: Grid, theme: Theme) -> list[str]:
     """Wrap the key to the figure's width."""
     lines: list[str] = []
     for item in _key_items(grid):
@@ -411,7 +343,7 @@ def _key_lines(grid: _Grid, theme: Theme) -> list[str]:
     return lines
 
 
-def _key(figure: go.Figure, grid: _Grid, theme: Theme) -> None:
+def _key(figure: go.Figure, grid: Grid, theme: Theme) -> None:
     lines = _key_lines(grid, theme)
     if lines:
         figure.add_annotation(
@@ -421,35 +353,3 @@ def _key(figure: go.Figure, grid: _Grid, theme: Theme) -> None:
         )  # fmt: skip
 
 
-# ---- words -------------------------------------------------------------------------------------------------
-
-
-def _served(grid: _Grid) -> dict[str, set[int]]:
-    assert grid.serves is not None
-    return {
-        u: {grid.phase(c) for c in np.flatnonzero(row)}
-        for u, row in zip(grid.units, grid.serves, strict=True)
-    }
-
-
-def _alt(grid: _Grid) -> str:
-    text = f"Heat map of knockout effects, {len(grid.units)} units by {grid.effect.shape[1]} {grid.axis}s."
-    if grid.serves is None:
-        if np.isfinite(grid.effect).any():
-            row, column = np.unravel_index(int(np.nanargmin(grid.effect)), grid.effect.shape)
-            text += f" Largest loss {number(grid.effect[row, column])}%, unit {grid.units[row]} at {grid.axis} {column}."
-        return text
-    serving = [f"{u} serves {phase_runs(p, grid.stride)}" for u, p in _served(grid).items() if p]
-    none = {grid.phase(c) for c in np.flatnonzero(grid.uncovered)}
-    text += f" {'; '.join(serving) if serving else 'No unit serves any phase'}."
-    return text + (
-        f" Served by no unit: {phase_runs(none, grid.stride)}." if none else " Every phase is served."
-    )
-
-
-def _caption(grid: _Grid, knockout: xr.Dataset) -> str:
-    who, how = knockout.attrs.get("model", ""), knockout.attrs.get("replace", "")
-    return (
-        f"Effect of knocking out each unit{f' of {who}' if who else ''}{f' ({how} replacement)' if how else ''}, in percent "
-        f"of clean accuracy, by {grid.axis} (S = {grid.stride}); negative is loss."
-    )

@@ -98,7 +98,10 @@ def bca(
 
     Notes
     -----
-    Efron (1987), through :func:`scipy.stats.bootstrap`, which draws prompt numbers here.
+    Efron (1987), through :func:`scipy.stats.bootstrap`, which draws prompt numbers here. The quantiles are
+    expanded as Hesterberg (2015) proposes, by √(n/(n−1))·t/z for n prompts, because a bootstrap of n values
+    understates their variance by (n−1)/n and knows it no better than a t interval does: 95% becomes 95.8% at
+    n = 50. Without it, skewed log-probabilities are covered less than 93% of the time at n = 50.
     """
     _check_level(level)
     array = np.asarray(values, dtype=float)
@@ -123,7 +126,7 @@ def bca(
             batch=max(1, _CHUNK // array.size),
             vectorized=True,
             axis=-1,
-            confidence_level=level,
+            confidence_level=float(2 * scipy_stats.norm.cdf(_widened(len(array), level)) - 1),
             method="BCa",
             rng=numpy_rng(seed, "bca"),
         )
@@ -194,8 +197,9 @@ def family_interval(
 
     Notes
     -----
-    Drawn deviations from the family's value are widened by √(k/(k−1)) for k seeds, because a bootstrap of k
-    values understates their variance by that factor squared (Hesterberg 2015, "narrowness bias").
+    Drawn deviations from the family's value are widened by √(k/(k−1))·t/z for k seeds, as in :func:`bca`; a
+    few seeds say little about the next one, and the interval shows it. Where seeds agree far better than
+    prompts it is wider than need be. Bounds may leave the range of the values.
     """
     _check_level(level)
     array = np.asarray(values, dtype=float)
@@ -215,7 +219,8 @@ def family_interval(
         sample = array[models, prompts].reshape(size * n_seeds, *array.shape[1:])
         per_model = np.asarray(reduce(sample), dtype=float)
         drawn[start : start + size] = per_model.reshape(size, n_seeds, *observed.shape).mean(axis=1)
-    drawn = observed + (drawn - observed) * np.sqrt(n_seeds / (n_seeds - 1))
+    widened = _widened(n_seeds, level) / scipy_stats.norm.ppf((1 + level) / 2)
+    drawn = observed + (drawn - observed) * widened
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     spread = np.ptp(drawn, axis=0) > 1e-12 * (1 + np.abs(observed))
     return np.where(spread, low, np.nan), np.where(spread, high, np.nan)
@@ -223,6 +228,11 @@ def family_interval(
 
 def _mean_over_prompts(sample: np.ndarray) -> np.ndarray:
     return sample.mean(axis=1)
+
+
+def _widened(n: int, level: float) -> float:
+    """Return √(n/(n−1))·t, the quantile to use in place of z for a bootstrap of n values."""
+    return float(np.sqrt(n / (n - 1)) * scipy_stats.t.ppf((1 + level) / 2, n - 1))
 
 
 def _check_level(level: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 from scipy import stats as scipy_stats
 
@@ -25,7 +25,7 @@ __all__ = [
     "selectivity_test",
 ]
 
-_CHUNK = 4_000_000  # floats held at once while permuting
+_CHUNK = 1_000_000  # floats held at once while permuting
 _TIE = 1e-9  # statistics closer than this are ties: rounding must not decide whether a permutation counts
 
 
@@ -152,14 +152,13 @@ def selectivity_test(
     after = table(ablated, axes="[unit, prompt, residue]", ndim=3)
     if after.shape[1:] != scores.shape or min(scores.min(), after.min()) < 0:
         raise StatisticsError(
-            f"clean {scores.shape} and ablated {after.shape} scores from "
-            f"{min(scores.min(), after.min()):.3g} up; valid: [prompt, residue] and [unit, prompt, residue], >= 0"
+            f"clean {scores.shape}, ablated {after.shape}, from {min(scores.min(), after.min()):.3g} up; "
+            "valid: [prompt, residue], [unit, prompt, residue], >= 0"
         )
     n_units, n_prompts, _ = after.shape
     _need_prompts(n_prompts)
     base = by_cycle(scores, stride)  # P cycle S
     lost = by_cycle(scores - after, stride)  # U P cycle S
-    n_cycles = base.shape[1]
     defined = base.sum(axis=(0, 1)) >= MIN_CLEAN_CORRECT
     loss = np.full((n_units, stride), np.nan)
     loss[:, defined] = lost[..., defined].sum(axis=(1, 2)) / base[..., defined].sum(axis=(0, 1))
@@ -170,10 +169,12 @@ def selectivity_test(
     residual = (lost - mean_loss[:, None, None, None] * base)[..., defined] / base[..., defined].mean(
         axis=(0, 1)
     )
-    # P, (S cycle), U: labels move along the middle axis, and what moves together lies together.
-    rows = residual.transpose(1, 3, 2, 0).reshape(n_prompts, -1, n_units)
-    statistic = _largest_deviation(rows[None], n_cycles)[0]
-    largest = _permuted_maxima(rows, n_cycles, numpy_rng(seed, "selectivity", n_prompts), n_permutations)
+    # P, label (cycle by cycle), U: labels move along the middle axis, and what moves together lies together.
+    rows = residual.transpose(1, 2, 3, 0).reshape(n_prompts, -1, n_units)
+    rows = rows - rows.mean(axis=1, keepdims=True)  # the prompt's mean residual, which no permutation changes
+    n_phases = int(defined.sum())
+    statistic = _largest_deviation(rows, np.arange(rows.shape[1])[None, None], n_phases)[0]
+    largest = _permuted_maxima(rows, n_phases, numpy_rng(seed, "selectivity", n_prompts), n_permutations)
     p = (1 + (largest[:, None] >= statistic - _TIE).sum(axis=0)) / (n_permutations + 1)
     return SelectivityTest(p, statistic, loss)
 
@@ -238,27 +239,30 @@ def benjamini_hochberg(p: ArrayLike) -> Float[np.ndarray, "*shape"]:
 
 
 def _permuted_maxima(
-    rows: Float[np.ndarray, "prompt label unit"], n_cycles: int, rng: np.random.Generator, n_permutations: int
+    rows: Float[np.ndarray, "prompt label unit"], n_phases: int, rng: np.random.Generator, n_permutations: int
 ) -> Float[np.ndarray, " permutation"]:
     """Largest deviation over units and phases, labels permuted within every prompt_id."""
     n_prompts, n_labels, _ = rows.shape
-    at = np.arange(n_prompts)[:, None]
     maxima = np.empty(n_permutations)
     step = max(1, _CHUNK // rows.size)
     for start in range(0, n_permutations, step):
         stop = min(start + step, n_permutations)
         order = rng.random((stop - start, n_prompts, n_labels)).argsort(axis=-1)
-        maxima[start:stop] = _largest_deviation(rows[at, order], n_cycles).max(axis=1)
+        maxima[start:stop] = _largest_deviation(rows, order, n_phases).max(axis=1)
     return maxima
 
 
 def _largest_deviation(
-    rows: Float[np.ndarray, "permutation prompt label unit"], n_cycles: int
+    rows: Float[np.ndarray, "prompt label unit"], order: Int[np.ndarray, "permutation _ label"], n_phases: int
 ) -> Float[np.ndarray, "permutation unit"]:
-    """Max over phases of |Σd|/√Σd², d a prompt_id's residual at the phase less its mean residual."""
-    n_perm, n_prompts, n_labels, n_units = rows.shape
-    phases = rows.reshape(n_perm, n_prompts, n_labels // n_cycles, n_cycles, n_units).mean(axis=3)
-    d = phases - phases.mean(axis=2, keepdims=True)
+    """Max over phases of |Σd|/√Σd², d the sum of a prompt_id's centred residuals at the phase.
+
+    `order` says which row each label gets; label l is phase l mod `n_phases`.
+    """
+    prompts = np.arange(len(rows))[:, None]
+    d = rows[prompts, order[..., :n_phases]]
+    for cycle in range(n_phases, rows.shape[1], n_phases):
+        d += rows[prompts, order[..., cycle : cycle + n_phases]]
     norm = np.sqrt(np.einsum("bpsu,bpsu->bsu", d, d))
     size = np.abs(d.sum(axis=1))
     # Rounding leaves about 1e-16 where nothing changed; that is no spread to divide by.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from interp import cli, cli_run, cli_usage
 from interp.cli import app, main
@@ -165,3 +168,160 @@ def test_json_on_stdout_is_one_object_without_nan(capsys):
 def test_the_modules_say_what_they_export():
     for module in (cli, cli_run, cli_usage):
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+# --------------------------------------------------------------------------- models that cannot be loaded
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory):
+    """A folder with an untrained tiny model."""
+    from hooks import CompressedTransformer, preset, save
+
+    model = CompressedTransformer(preset("tiny"))
+    model.name = "untrained"
+    return save(model, tmp_path_factory.mktemp("model") / "untrained")
+
+
+@pytest.fixture
+def damaged(saved_model, tmp_path):
+    """Copy the model with one change to its config or weights."""
+
+    def make(config=None, weights=None):
+        folder = tmp_path / "damaged"
+        shutil.copytree(saved_model, folder)
+        if config:
+            path = folder / "config.json"
+            described = json.loads(path.read_text())
+            config(described)
+            path.write_text(json.dumps(described))
+        if weights:
+            weights(folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _foreign(path):
+    save_file({"other": torch.zeros(3)}, path)
+
+
+def _nan(path):
+    weights = load_file(path)
+    next(iter(weights.values())).view(-1)[0] = float("nan")
+    save_file(weights, path)
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "told"),
+    [
+        (None, _truncate, ["model.safetensors", "truncated"]),
+        (None, _foreign, ["other"]),
+        (None, _nan, ["nan"]),
+        (None, lambda path: path.unlink(), ["model.safetensors"]),
+        (lambda c: c["config"].update(window=2), None, ["window=2", "stride=4"]),
+        (lambda c: c["config"].update(strid=4), None, ["'strid'", "stride"]),
+        (lambda c: c["config"].pop("d_model"), None, ["'d_model'", "missing"]),
+        (lambda c: c.update(phaselens=99), None, ["99"]),
+    ],
+    ids=["truncated", "foreign", "nan", "no-weights", "window", "unknown-key", "missing-key", "format"],
+)
+def test_a_model_that_cannot_be_loaded_is_one_line(damaged, config, weights, told, tmp_path, capsys):
+    folder = damaged(config, weights)
+    before = sorted(tmp_path.iterdir())
+    assert main(["report", str(folder), "-o", str(tmp_path / "out")]) == 2
+    text = one_line(capsys)
+    for word in told:
+        assert word.lower() in text.lower()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --------------------------------------------------------------------------- verbs that run
+
+
+SMALL = ["--n-per-residue", "4"]
+
+
+def test_sweep_prints_one_json_object(saved_model, capsys):
+    assert main(["sweep", str(saved_model), *SMALL, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["sweep"]
+    assert found["attrs"]["model"] == "untrained"
+    assert len(found["variables"]["accuracy"]["values"]) == 4
+    assert "correct" not in found["variables"]  # per-prompt values stay in the file
+
+
+@pytest.mark.parametrize("verb", ["sweep", "knockout", "gates", "patch"])
+def test_a_verb_writes_results_that_load_and_shows_a_table(verb, saved_model, tmp_path, capsys):
+    size = SMALL if verb == "sweep" else ["--n", "48"]
+    assert main([verb, str(saved_model), *size, "-o", str(tmp_path / "out")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    names = {"knockout": ["knockout", "specialization"]}.get(verb, [verb])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        f"{name}.{end}" for name in names for end in ("csv", "nc")
+    )
+    for name in names:
+        assert str(tmp_path / "out" / f"{name}.nc") in captured.out
+        assert main(["results", str(tmp_path / "out" / f"{name}.nc"), "--json"]) == 0
+        (described,) = json.loads(capsys.readouterr().out).values()
+        assert described["attrs"]["model"] == "untrained"
+
+
+def test_report_and_figures(saved_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", "/nonexistent")  # what a machine without a browser gives
+    out = tmp_path / "report"
+    assert main(["report", str(saved_model), "-o", str(out), *SMALL]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert f"Report: {out / 'index.html'}" in captured.out
+    assert "chromium" in captured.out  # one line says what to install
+    assert (out / "figures" / "accuracy.html").is_file()
+    assert main(["figures", str(out), "-o", str(tmp_path / "again"), "-f", "html"]) == 0
+    assert (tmp_path / "again" / "accuracy.html").read_bytes() == (
+        out / "figures" / "accuracy.html"
+    ).read_bytes()
+
+
+def test_report_as_json_is_the_manifest(saved_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", "/nonexistent")
+    assert main(["report", str(saved_model), "-o", str(tmp_path / "r"), *SMALL, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "r" / "report.json").read_text())
+    assert set(printed) == {"model", "files", "notice", "sweep", "knockout", "specialization", "gates"}
+
+
+def test_zoo_lists_every_bundled_model(capsys):
+    from hooks import zoo
+
+    assert main(["zoo"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in zoo())
+    assert main(["zoo", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == zoo()
+    assert main(["zoo", "no-such-model"]) == 2
+    assert "no-such-model" in one_line(capsys)
+
+
+def test_the_cache_table(capsys):
+    assert main(["zoo", "--cache"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"deepseek-v4\.1-flash.* 890\.00 ", text)
+    assert re.search(r"deepseek-v4-flash.* 3,514\.25 ", text)
+    assert main(["zoo", "deepseek-v4.1-flash", "--cache", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes_per_token"] == 890
+    assert main(["zoo", "gpt2", "--cache"]) == 2
+    assert "deepseek-v4-pro" in one_line(capsys)
+
+
+def test_train_makes_a_model_that_loads(tmp_path, capsys):
+    assert main(["train", "tiny", "--steps", "2", "--device", "cpu", "-o", str(tmp_path / "t")]) == 0
+    assert str(tmp_path / "t") in capsys.readouterr().out
+    assert main(["sweep", str(tmp_path / "t"), *SMALL, "--json"]) == 0
+    assert main(["train", "no-such-recipe", "-o", str(tmp_path / "u")]) == 2
+    assert "tiny" in capsys.readouterr().err
+    assert not (tmp_path / "u").exists()
