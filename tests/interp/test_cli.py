@@ -220,7 +220,7 @@ def _nan(path):
     ("config", "weights", "told"),
     [
         (None, _truncate, ["model.safetensors", "truncated"]),
-        (None, _foreign, ["other"]),
+        (None, _foreign, ["missing"]),
         (None, _nan, ["nan"]),
         (None, lambda path: path.unlink(), ["model.safetensors"]),
         (lambda c: c["config"].update(window=2), None, ["window=2", "stride=4"]),
