@@ -351,5 +351,3 @@ def _key(figure: go.Figure, grid: Grid, theme: Theme) -> None:
             yshift=-theme.font * 2.9, align="left", showarrow=False,
             font={"size": theme.small, "color": theme.ink},
         )  # fmt: skip
-
-

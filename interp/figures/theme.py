@@ -139,9 +139,8 @@ class Theme:
             "gridcolor": self.grid,
             "gridwidth": 0.5,
         }
-        title = options.pop("title", None)
+        title, standoff = options.pop("title", None), options.pop("standoff", 4)
         if title is not None:
-            standoff = options.pop("standoff", 4)
             base["title"] = {
                 "text": title,
                 "standoff": standoff,

@@ -1,0 +1,205 @@
+"""Several figures as the panels of one."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from interp.figures.base import FigureError, Margins, blank, describe
+from interp.figures.theme import DOUBLE_COLUMN_MM, Theme, mm
+
+__all__ = ["panels"]
+
+_GAP_MM = 4.0
+_AXIS_REFERENCE = re.compile(r"([xy])(\d*)( domain)?")
+
+
+def panels(
+    figures: Sequence[go.Figure],
+    *,
+    labels: str | Sequence[str] = "abcdefghijklmnopqrstuvwxyz",
+    columns: int = 2,
+    width_mm: float = DOUBLE_COLUMN_MM,
+    theme: Theme | None = None,
+) -> go.Figure:
+    """Place figures in a grid, row by row, each with a bold letter at its upper left.
+
+    Sizes of text and margins stay as they are: a panel's plot area is what its slot leaves. Axes, shapes,
+    annotations, legends and their references are renumbered and moved. A panel keeps its own height; a row is as
+    high as its highest panel.
+
+    Parameters
+    ----------
+    figures : sequence of Figure
+        From the builders of this package (fixed margins, Cartesian axes).
+    labels : str or sequence of str
+        One letter per panel.
+    columns : int
+        Panels side by side.
+    width_mm : float
+        Width of the whole figure.
+    theme : Theme
+        Fonts and ground; its width is ignored.
+
+    Raises
+    ------
+    FigureError
+        If there are no figures, fewer labels than figures, or panels too narrow for their margins.
+    """
+    if not figures or columns < 1:
+        raise FigureError(
+            f"{len(figures)} figures in {columns} columns cannot be composed; give at least one of each"
+        )
+    if len(labels) < len(figures):
+        raise FigureError(f"{len(figures)} panels need as many labels; got {len(labels)}: {labels!r}")
+    base = theme or Theme()
+    theme = Theme(width_mm=width_mm, font_pt=base.font_pt, font_family=base.font_family, dark=base.dark)
+    columns = min(columns, len(figures))
+    slots = _slots(figures, columns, theme.width)
+    total = max(s.top + s.height for s in slots)
+    whole = blank(theme=theme, height=total, margins=Margins(0, 0, 0, 0))
+    parts = _Parts({}, [], [], [], itertools.count(1))
+    for number, (figure, slot, label) in enumerate(zip(figures, slots, labels, strict=False)):
+        _place(parts, figure, slot, str(label), number, theme, total)
+    whole.add_traces(parts.traces)
+    whole.update_layout(**parts.layout, shapes=parts.shapes, annotations=parts.annotations, bargap=0.3)
+    metas = [figure.layout.meta or {} for figure in figures]
+    return describe(
+        whole,
+        alt=" ".join(f"Panel {a}: {m.get('alt', '')}" for a, m in zip(labels, metas, strict=False)),
+        caption=" ".join(f"({a}) {m.get('caption', '')}" for a, m in zip(labels, metas, strict=False)),
+    )
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A panel's rectangle in pixels from the upper left."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the whole figure is made of so far."""
+
+    layout: dict[str, Any]
+    shapes: list[dict[str, Any]]
+    annotations: list[dict[str, Any]]
+    traces: list[dict[str, Any]]
+    counter: itertools.count[int]
+
+
+def _slots(figures: Sequence[go.Figure], columns: int, width: float) -> list[_Slot]:
+    gap = mm(_GAP_MM)
+    slot_width = (width - gap * (columns - 1)) / columns
+    slots, top = [], 0.0
+    for row in range(math.ceil(len(figures) / columns)):
+        members = figures[row * columns : (row + 1) * columns]
+        height = max(float(f.layout.height) for f in members)
+        slots += [
+            _Slot(column * (slot_width + gap), top, slot_width, float(f.layout.height))
+            for column, f in enumerate(members)
+        ]
+        top += height + gap
+    return slots
+
+
+def _place(
+    parts: _Parts, figure: go.Figure, slot: _Slot, label: str, number: int, theme: Theme, total: float
+) -> None:
+    """Move one figure into its slot."""
+    plain = copy.deepcopy(figure.to_plotly_json())
+    layout = plain["layout"]
+    margin = layout["margin"]
+    width, height = slot.width - margin["l"] - margin["r"], slot.height - margin["t"] - margin["b"]
+    if width < mm(10) or height < mm(5):
+        raise FigureError(
+            f"panel {label!r} would be {slot.width * 25.4 / 96:.0f} mm wide, too narrow for its labels; "
+            "use fewer columns or a larger width_mm"
+        )
+    x = _Affine((slot.left + margin["l"]) / theme.width, width / theme.width)
+    y = _Affine(1 - (slot.top + margin["t"] + height) / total, height / total)
+    axes = sorted((k for k in layout if re.fullmatch(r"[xy]axis\d*", k)), key=lambda k: (int(k[5:] or 1), k))
+    numbers = {n: next(parts.counter) for n in dict.fromkeys(int(k[5:] or 1) for k in axes)}
+
+    def renamed(reference: str) -> str:
+        return _AXIS_REFERENCE.sub(
+            lambda m: f"{m[1]}{_suffix(numbers.get(int(m[2] or 1), 1))}{m[3] or ''}", reference, count=1
+        )
+
+    for key in axes:
+        axis = layout[key]
+        axis["domain"] = [(x if key[0] == "x" else y)(v) for v in axis.get("domain", [0, 1])]
+        default = ("y" if key[0] == "x" else "x") + key[5:]
+        axis["anchor"] = (
+            axis["anchor"] if axis.get("anchor") == "free" else renamed(axis.get("anchor", default))
+        )
+        for reference in ("overlaying", "matches", "scaleanchor"):
+            if _AXIS_REFERENCE.fullmatch(str(axis.get(reference, ""))):
+                axis[reference] = renamed(axis[reference])
+        parts.layout[f"{key[:5]}{_suffix(numbers[int(key[5:] or 1)])}"] = axis
+    legend = f"legend{_suffix(number + 1)}"
+    if layout.get("showlegend"):
+        old = layout.get("legend", {})
+        parts.layout[legend] = old | {"x": x(old.get("x", 0)), "y": y(old.get("y", 1))}
+        parts.layout["showlegend"] = True
+    for trace in plain["data"]:
+        trace["xaxis"], trace["yaxis"] = renamed(trace.get("xaxis", "x")), renamed(trace.get("yaxis", "y"))
+        trace["showlegend"] = bool(layout.get("showlegend")) and trace.get("showlegend", True)
+        if trace["showlegend"]:
+            trace["legend"] = legend
+        if trace.get("legendgroup"):
+            trace["legendgroup"] = f"{label}:{trace['legendgroup']}"
+        trace["meta"] = (trace.get("meta") or {}) | {"panel": label}
+        parts.traces.append(trace)
+    for target, kind in ((parts.shapes, "shapes"), (parts.annotations, "annotations")):
+        target += [_moved(item, renamed, x, y) for item in layout.get(kind, ())]
+    parts.annotations.append({
+        "text": f"<b>{label}</b>", "xref": "paper", "yref": "paper", "x": slot.left / theme.width,
+        "y": 1 - slot.top / total, "xanchor": "left", "yanchor": "top", "showarrow": False, "borderpad": 0,
+        "font": {"size": theme.font * 1.3, "color": theme.ink},
+    })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """From a panel's paper coordinate to the whole figure's."""
+
+    start: float
+    scale: float
+
+    def __call__(self, value: float) -> float:
+        return (
+            min(1.0, max(0.0, self.start + self.scale * value))
+            if 0 <= value <= 1
+            else self.start + self.scale * value
+        )
+
+
+def _moved(item: dict[str, Any], renamed: Any, x: _Affine, y: _Affine) -> dict[str, Any]:
+    """Return a shape or annotation with references renamed, and paper coordinates mapped."""
+    item = dict(item)
+    for letter, affine in (("x", x), ("y", y)):
+        reference = item.get(f"{letter}ref", "paper" if "text" in item else letter)
+        if reference != "paper":
+            item[f"{letter}ref"] = renamed(reference)
+            continue
+        item[f"{letter}ref"] = "paper"
+        for key in (letter, f"{letter}0", f"{letter}1"):
+            if key in item:
+                item[key] = affine(item[key])
+    return item
+
+
+def _suffix(number: int) -> str:
+    return "" if number == 1 else str(number)

@@ -1,0 +1,115 @@
+"""The numbers of an effect heatmap, in drawing order, and the words that describe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from interp.figures.base import FigureError, number, phase_runs, require, unit_order
+
+__all__ = ["Grid", "alt_text", "caption", "grid_of"]
+
+MIN_CLEAN_CORRECT = 20
+"""An effect in percent is undefined where fewer clean answers were right."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is drawn: rows in order of layer and head, columns phases or residues."""
+
+    units: list[str]
+    stride: int
+    axis: str
+    effect: np.ndarray  # [unit, column], percent, NaN where undefined
+    effect_pp: np.ndarray
+    serves: np.ndarray | None
+    p_effect: np.ndarray | None
+    uncovered: np.ndarray  # [column] bool
+    min_loss: float
+
+    def phase(self, column: int) -> int:
+        return column % self.stride
+
+
+def grid_of(knockout: xr.Dataset, specialization: xr.Dataset | None, axis: str) -> Grid:
+    if axis not in ("phase", "residue"):
+        raise FigureError(f"axis={axis!r} cannot run across a heatmap; valid: phase, residue")
+    require(knockout, ["effect"], kind="knockout")
+    stride = int(knockout.attrs.get("stride", 0) or knockout.sizes.get("phase", 0))
+    if stride < 1:
+        raise FigureError("the knockout result has no stride; set its attr 'stride' to the S of the model")
+    effect, effect_pp = _effects(knockout, axis)
+    labels = [str(u) for u in knockout["unit"].values]
+    order = unit_order(labels)
+    units = [labels[i] for i in order]
+    columns = effect.shape[1]
+    serves = p_effect = None
+    uncovered, min_loss = np.zeros(columns, bool), float("nan")
+    if specialization is not None:
+        require(specialization, ["serves", "p_effect", "uncovered"], kind="specialization")
+        there = [str(u) for u in specialization["unit"].values]
+        if sorted(there) != sorted(units) or specialization.sizes["phase"] != stride:
+            raise FigureError(
+                f"the specialization result has {len(there)} units and {specialization.sizes['phase']} phases, "
+                f"the knockout result {len(units)} and {stride}; they must come from the same run"
+            )
+        rows = [there.index(u) for u in units]
+        phases = np.arange(columns) % stride
+        serves = specialization["serves"].transpose("unit", "phase").values[rows][:, phases].astype(bool)
+        p_effect = specialization["p_effect"].transpose("unit", "phase").values[rows][:, phases]
+        uncovered = specialization["uncovered"].values[phases].astype(bool)
+        min_loss = float(specialization.attrs.get("min_loss", np.nan))
+    return Grid(units, stride, axis, effect[order], effect_pp[order], serves, p_effect, uncovered, min_loss)
+
+
+def _effects(knockout: xr.Dataset, axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """Effect in percent and in points, [unit, column]; by residue from pooled counts where prompts exist."""
+    effect = knockout["effect"]
+    if axis in effect.dims:
+        values = effect.transpose("unit", axis).values.astype(float)
+        if "effect_pp" in knockout and axis in knockout["effect_pp"].dims:
+            return values, knockout["effect_pp"].transpose("unit", axis).values.astype(float)
+        return values, np.full(values.shape, np.nan)
+    if axis == "phase" or not {"correct", "clean_correct"} <= set(map(str, knockout.data_vars)):
+        raise FigureError(
+            f"the knockout result has no effect by {axis} and no prompts to count; it has {effect.dims}"
+        )
+    clean = knockout["clean_correct"].transpose("prompt", "residue").values.astype(bool)
+    under = knockout["correct"].transpose("unit", "prompt", "residue").values.astype(bool)
+    lost = under.sum(1) - clean.sum(0)
+    enough = clean.sum(0) >= MIN_CLEAN_CORRECT
+    percent = np.where(enough, 100.0 * lost / np.maximum(clean.sum(0), 1), np.nan)
+    return percent, 100.0 * lost / max(1, len(clean))
+
+
+def _served(grid: Grid) -> dict[str, set[int]]:
+    assert grid.serves is not None
+    return {
+        u: {grid.phase(c) for c in np.flatnonzero(row)}
+        for u, row in zip(grid.units, grid.serves, strict=True)
+    }
+
+
+def alt_text(grid: Grid) -> str:
+    text = f"Heat map of knockout effects, {len(grid.units)} units by {grid.effect.shape[1]} {grid.axis}s."
+    if grid.serves is None:
+        if np.isfinite(grid.effect).any():
+            row, column = np.unravel_index(int(np.nanargmin(grid.effect)), grid.effect.shape)
+            text += f" Largest loss {number(grid.effect[row, column])}%, unit {grid.units[row]} at {grid.axis} {column}."
+        return text
+    serving = [f"{u} serves {phase_runs(p, grid.stride)}" for u, p in _served(grid).items() if p]
+    none = {grid.phase(c) for c in np.flatnonzero(grid.uncovered)}
+    text += f" {'; '.join(serving) if serving else 'No unit serves any phase'}."
+    return text + (
+        f" Served by no unit: {phase_runs(none, grid.stride)}." if none else " Every phase is served."
+    )
+
+
+def caption(grid: Grid, knockout: xr.Dataset) -> str:
+    who, how = knockout.attrs.get("model", ""), knockout.attrs.get("replace", "")
+    return (
+        f"Effect of knocking out each unit{f' of {who}' if who else ''}{f' ({how} replacement)' if how else ''}, in percent "
+        f"of clean accuracy, by {grid.axis} (S = {grid.stride}); negative is loss."
+    )
