@@ -145,8 +145,7 @@ def knockout(
         from interp.specialization import specialization
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        count = {} if n is None else {"n": n}
-        effects = knock(hooked, task, unit=unit, replace=replace, at=at, seed=seed, **count)
+        effects = knock(hooked, task, unit=unit, replace=replace, at=at, n=n, seed=seed)
         stride = int(effects.attrs["stride"])
         return {"knockout": effects, "specialization": specialization(effects, stride=stride)}
 
@@ -174,8 +173,7 @@ def patch(
         from interp.patching import patch as patching
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        count = {} if n is None else {"n": n}
-        return {"patch": patching(hooked, task, seed=seed, **count)}
+        return {"patch": patching(hooked, task, n=n, seed=seed)}
 
     cli_run.run(work, out, as_json=json)
 
@@ -201,8 +199,7 @@ def gates(
         from interp.gates import gate_profile
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        count = {} if n is None else {"n": n}
-        return {"gates": gate_profile(hooked, task, seed=seed, **count)}
+        return {"gates": gate_profile(hooked, task, n=n, seed=seed)}
 
     cli_run.run(work, out, as_json=json)
 

@@ -134,7 +134,11 @@ def report(
     if as_json:
         print((out / MANIFEST).read_text(encoding="utf-8"), end="")
         return
-    show(found, as_json=False)
+    from rich.console import Console
+
+    from interp.figures.table import report_table
+
+    Console().print(report_table(**found))
     notice = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["notice"]
     if notice:
         print(notice)

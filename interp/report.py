@@ -83,7 +83,6 @@ def report(
 def _measure(
     model: HookedModel, task: RecallTask | None, n_per_residue: int, seed: int, unit: Any, progress: bool
 ) -> dict[str, xr.Dataset]:
-    from interp.gates import gate_profile
     from interp.knockout import knockout
     from interp.specialization import specialization
     from interp.sweep import phase_sweep
@@ -107,6 +106,8 @@ def _measure(
         stages.update()
         stages.set_description("gates")
         if any(model.geometry(layer) for layer in range(model.cfg.n_layers)):
+            from interp.gates import gate_profile
+
             found["gates"] = gate_profile(model, task, seed=seed)
         stages.update()
     return found
@@ -147,7 +148,7 @@ def load_results(folder: str | os.PathLike[str]) -> dict[str, xr.Dataset]:
 
 def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
     """Build every figure that the results allow, by name."""
-    from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
+    from interp.figures import accuracy_by_residue, effect_heatmap, effective_offsets, gate_profiles
 
     drawn: dict[str, go.Figure] = {}
     if "sweep" in found:
@@ -155,8 +156,17 @@ def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
     if "knockout" in found:
         drawn["knockout"] = effect_heatmap(found["knockout"], found.get("specialization"))
     if "gates" in found and found["gates"].sizes["unit"]:
-        drawn["gates"] = gate_profiles(found["gates"], found.get("knockout"))
+        drawn["gates"] = gate_profiles(found["gates"], _same_units(found))
+        drawn["offsets"] = effective_offsets(found["gates"])
     return drawn
+
+
+def _same_units(found: Mapping[str, xr.Dataset]) -> xr.Dataset | None:
+    """Return the knockout if its units and phases are the gates' own: a gate belongs to a KV head."""
+    knockout = found.get("knockout")
+    if knockout is None or knockout.attrs.get("unit_kind") not in ("kv_head", "layer"):
+        return None
+    return knockout if knockout.sizes["phase"] == found["gates"].sizes["phase"] else None
 
 
 def draw(built: Mapping[str, go.Figure], folder: Path, *, formats: Sequence[str] = FORMATS) -> Exported:
