@@ -58,9 +58,12 @@ def accuracy_by_residue(
     legend_rows = _legend_rows(list(named), theme) if len(named) > 1 else 0
     named_boundary = 1.4 if len(strides) == 1 else 0.5  # room for the line that names the boundary phase
     margins = Margins(
-        left=theme.font * 3.6, right=theme.font * 0.6,
-        top=theme.font * (named_boundary + 1.9 * legend_rows + 0.2), bottom=theme.font * 3.2,
-    )  # fmt: skip
+        left=theme.font * 3.6,
+        right=theme.font * 0.6,
+        top=theme.font * (named_boundary + 1.9 * legend_rows + (0.6 if legend_rows else 0.1)),
+        bottom=theme.font * 3.2,
+    )
+    plot_height = mm(height_mm) - margins.top - margins.bottom
     figure = blank(theme=theme, height=mm(height_mm), margins=margins)
     residues = max(sweep.sizes["residue"] for sweep in named.values())
     for index, (name, sweep) in enumerate(named.items()):
@@ -73,12 +76,14 @@ def accuracy_by_residue(
     figure.update_layout(
         xaxis=theme.axis(
             title=f"{axis} position mod {residues} (residue)",
-            range=[-0.6, residues - 0.4], tickmode="array", tickvals=list(range(0, residues, step)),
+            range=[-0.6, residues - 0.4],
+            tickmode="array",
+            tickvals=list(range(0, residues, step)),
         ),
         yaxis=theme.axis(title="accuracy (%)", standoff=2, range=[-3, 103], dtick=25, showgrid=True),
         showlegend=len(named) > 1,
-        legend=_legend(theme, lift=named_boundary * theme.font / (mm(height_mm) - margins.top - margins.bottom)),
-    )  # fmt: skip
+        legend=_legend(theme, lift=named_boundary * theme.font / plot_height),
+    )
     return describe(figure, alt=_alt(named), caption=_caption(named, axis))
 
 
@@ -115,8 +120,13 @@ def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
             "line": {"color": colour, "width": 1.2},
         },
         error_y={
-            "type": "data", "symmetric": False, "array": np.maximum(high - mean, 0),
-            "arrayminus": np.maximum(mean - low, 0), "color": colour, "thickness": 0.8, "width": 1.5,
+            "type": "data",
+            "symmetric": False,
+            "array": np.maximum(high - mean, 0),
+            "arrayminus": np.maximum(mean - low, 0),
+            "color": colour,
+            "thickness": 0.8,
+            "width": 1.5,
         },
         customdata=[[n, int(r), int(p), float(m), float(a), float(b)] for n, r, p, m, a, b in rows],
         meta={"columns": _COLUMNS},
@@ -124,7 +134,7 @@ def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
             "%{customdata[0]}<br>residue %{customdata[1]}, phase %{customdata[2]}<br>"
             "accuracy %{customdata[3]:.1f}% (%{customdata[4]:.1f} to %{customdata[5]:.1f})<extra></extra>"
         ),
-    )  # fmt: skip
+    )
 
 
 def _shade(figure: go.Figure, *, residues: int, stride: int, theme: Theme) -> None:
@@ -144,22 +154,22 @@ def _shade(figure: go.Figure, *, residues: int, stride: int, theme: Theme) -> No
         "layer": "below",
         "line": {"width": 0},
     }
-    figure.layout.shapes = [common | shape for shape in shapes]
+    figure.update_layout(shapes=[common | shape for shape in shapes])
     if not boundaries:
         return
+    centred = residues * 0.2 <= stride - 1 <= residues * 0.7  # room on both sides of the first column
     figure.add_annotation(
         text=f"boundary phase {stride - 1} (S = {stride})",
-        x=boundaries[0] if stride - 1 <= residues / 2 else residues - 0.5, xref="x",
-        y=1, yref="y domain", xanchor="center" if _fits(stride, residues) else "left",
-        yanchor="bottom", yshift=1, showarrow=False, font={"size": theme.small, "color": theme.muted},
-    )  # fmt: skip
-    if not _fits(stride, residues):
-        figure.layout.annotations[-1].x = -0.5
-
-
-def _fits(stride: int, residues: int) -> bool:
-    """Whether the name of the boundary phase can be centred above its first column."""
-    return residues * 0.2 <= stride - 1 <= residues * 0.7
+        x=boundaries[0] if centred else -0.5,
+        xref="x",
+        y=1,
+        yref="y domain",
+        xanchor="center" if centred else "left",
+        yanchor="bottom",
+        yshift=1,
+        showarrow=False,
+        font={"size": theme.small, "color": theme.muted},
+    )
 
 
 def _legend_rows(names: list[str], theme: Theme) -> int:
@@ -172,9 +182,16 @@ def _legend_rows(names: list[str], theme: Theme) -> int:
 def _legend(theme: Theme, *, lift: float) -> dict[str, object]:
     """Horizontal legend above the plot, `lift` (a share of its height) clear of the boundary phase's name."""
     return {
-        "orientation": "h", "x": 0, "xanchor": "left", "y": 1 + lift, "yanchor": "bottom",
-        "font": {"size": theme.font}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30, "tracegroupgap": 0,
-    }  # fmt: skip
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1 + lift,
+        "yanchor": "bottom",
+        "font": {"size": theme.font},
+        "bgcolor": "rgba(0,0,0,0)",
+        "itemwidth": 30,
+        "tracegroupgap": 0,
+    }
 
 
 def _alt(named: Mapping[str, xr.Dataset]) -> str:
@@ -185,8 +202,9 @@ def _alt(named: Mapping[str, xr.Dataset]) -> str:
             parts.append(f"{name}: undefined at every residue")
             continue
         worst, best = int(np.nanargmin(accuracy)), int(np.nanargmax(accuracy))
+        ends = [f"{number(accuracy[r])}% at residue {r}" for r in (worst, best)]
         parts.append(
-            f"{name}: from {number(accuracy[worst])}% at residue {worst} to {number(accuracy[best])}% at residue {best}"
+            f"{name}: from {ends[0]} to {ends[1]}"
             + (
                 f", worst phase {sweep.attrs['worst_phase']}"
                 if _stride(sweep) and "worst_phase" in sweep.attrs
@@ -203,7 +221,7 @@ def _caption(named: Mapping[str, xr.Dataset], axis: str) -> str:
         if {"gap_pp", "null_gap_pp"} <= set(a):
             gaps.append(f"{name} {number(a['gap_pp'], 1)} pp (null gap {number(a['null_gap_pp'], 1)} pp)")
     return (
-        f"Accuracy by residue of the {axis} position; whiskers are Wilson 95% intervals. Dark columns and open "
-        "markers are boundary phases; every other cycle of phases is shaded."
+        f"Accuracy by residue of the {axis} position; whiskers are Wilson 95% intervals. Dark columns and "
+        "open markers are boundary phases; every other cycle of phases is shaded."
         + (f" Phase gap: {'; '.join(gaps)}." if gaps else "")
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,8 +20,8 @@ __all__ = [
     "blank",
     "describe",
     "finite",
+    "layout_of",
     "number",
-    "phase_runs",
     "require",
     "text_width",
     "tick_step",
@@ -70,8 +72,21 @@ def blank(*, theme: Theme, height: float, margins: Margins) -> go.Figure:
 
 def describe(figure: go.Figure, *, alt: str, caption: str) -> go.Figure:
     """Attach alternative text and a caption as ``figure.layout.meta``."""
-    figure.layout.meta = {"alt": alt, "caption": caption}
-    return figure
+    return figure.update_layout(meta={"alt": alt, "caption": caption})
+
+
+def layout_of(figure: go.Figure) -> dict[str, Any]:
+    """Return a figure's layout as plain values; it always has ``width``, ``height`` and ``meta``.
+
+    Raises
+    ------
+    FigureError
+        If it has no size, as figures from elsewhere may.
+    """
+    layout = json.loads(str(figure.to_json()))["layout"]
+    if not {"width", "height"} <= set(layout):
+        raise FigureError("the figure has no width and height; set layout.width and layout.height in pixels")
+    return {"meta": {}} | layout
 
 
 def require(dataset: xr.Dataset, names: Iterable[str], *, kind: str) -> None:
@@ -96,31 +111,6 @@ def unit_order(labels: Sequence[str]) -> list[int]:
         return ([int(p) for p in parts] if all(p.isdigit() for p in parts) else [2**31], str(labels[i]))
 
     return sorted(range(len(labels)), key=key)
-
-
-def phase_runs(phases: Iterable[int], stride: int) -> str:
-    """Phases as cyclic runs: {6, 7, 0} at stride 8 is "6–0", all of them "all", none "–".
-
-    Parameters
-    ----------
-    phases : iterable of int
-        Phases in 0 … stride−1.
-    stride : int
-        S; phase 0 follows phase S−1.
-    """
-    chosen = set(phases)
-    if not chosen:
-        return "–"
-    if len(chosen) == stride:
-        return "all" if stride > 1 else "0"
-    starts = sorted(p for p in chosen if (p - 1) % stride not in chosen)
-    runs = []
-    for start in starts:
-        end = start
-        while (end + 1) % stride in chosen:
-            end = (end + 1) % stride
-        runs.append(str(start) if start == end else f"{start}–{end}")
-    return ", ".join(runs)
 
 
 def number(value: float, digits: int = 0, sign: bool = False) -> str:

@@ -1,8 +1,8 @@
 """Figures to PDF, SVG and PNG through one headless browser session, offline, within a time limit.
 
-Kaleido drives a Chromium-like browser. Starting it is the slow part, so all figures go through one session.
-The browser gets the plotly.js of the installed plotly package from disk, no MathJax, and a proxy that does not
-exist: nothing it tries can reach a network.
+Kaleido drives a Chromium-like browser. Starting it is the slow part, so all figures go through one
+session. The browser gets the plotly.js of the installed plotly package from disk, no MathJax, and a proxy
+that does not exist: nothing it tries can reach a network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CLOSE_S = 8.0
 
 
 def browser_path() -> str | None:
-    """Path of the browser that renders figures: BROWSER_PATH if set, else the first one installed, else None."""
+    """Path of the browser that renders figures: BROWSER_PATH if set, else the first installed, or None."""
     chosen = os.environ.get("BROWSER_PATH")
     if chosen:
         return chosen if _runs(chosen) else None
@@ -98,7 +98,7 @@ def render_many(
             f"BROWSER_PATH={chosen} is not an executable file" if chosen else "no Chromium or Chrome found"
         )
         raise FigureError(f"{where}, which PDF, SVG and PNG need; {INSTALL_HINT}")
-    specs = [json.loads(figure.to_json()) for figure in figures]
+    specs = [json.loads(str(figure.to_json())) for figure in figures]
     jobs = [(i, format) for i in range(len(figures)) for format in formats]
     raw = _in_session(browser, [(specs[i], format) for i, format in jobs], timeout_s)
     result: list[dict[str, bytes]] = [{} for _ in figures]
@@ -113,7 +113,7 @@ def render_many(
 
 
 def _in_session(browser: str, jobs: list[tuple[dict[str, Any], str]], timeout_s: float) -> list[bytes]:
-    """Run the session in a thread of its own, since the caller may already be in an event loop (notebooks)."""
+    """Run the session in a thread of its own, since the caller may be in an event loop (notebooks)."""
     outcome: dict[str, Any] = {}
 
     def work() -> None:

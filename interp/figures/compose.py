@@ -12,12 +12,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError, Margins, blank, describe
+from interp.figures.base import FigureError, Margins, blank, describe, layout_of
 from interp.figures.theme import DOUBLE_COLUMN_MM, Theme, mm
 
 __all__ = ["panels"]
 
 _GAP_MM = 4.0
+_STRETCH = 1.5
 _AXIS_REFERENCE = re.compile(r"([xy])(\d*)( domain)?")
 
 
@@ -32,8 +33,8 @@ def panels(
     """Place figures in a grid, row by row, each with a bold letter at its upper left.
 
     Sizes of text and margins stay as they are: a panel's plot area is what its slot leaves. Axes, shapes,
-    annotations, legends and their references are renumbered and moved. A panel keeps its own height; a row is as
-    high as its highest panel.
+    annotations, legends and their references are renumbered and moved. Panels of a row are stretched to the
+    height of its highest one, by half at most.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def panels(
     base = theme or Theme()
     theme = Theme(width_mm=width_mm, font_pt=base.font_pt, font_family=base.font_family, dark=base.dark)
     columns = min(columns, len(figures))
-    slots = _slots(figures, columns, theme.width)
+    slots = _slots([layout_of(f)["height"] for f in figures], columns, theme.width)
     total = max(s.top + s.height for s in slots)
     whole = blank(theme=theme, height=total, margins=Margins(0, 0, 0, 0))
     parts = _Parts({}, [], [], [], itertools.count(1))
@@ -70,7 +71,7 @@ def panels(
         _place(parts, figure, slot, str(label), number, theme, total)
     whole.add_traces(parts.traces)
     whole.update_layout(**parts.layout, shapes=parts.shapes, annotations=parts.annotations, bargap=0.3)
-    metas = [figure.layout.meta or {} for figure in figures]
+    metas = [layout_of(figure)["meta"] for figure in figures]
     return describe(
         whole,
         alt=" ".join(f"Panel {a}: {m.get('alt', '')}" for a, m in zip(labels, metas, strict=False)),
@@ -99,16 +100,16 @@ class _Parts:
     counter: itertools.count[int]
 
 
-def _slots(figures: Sequence[go.Figure], columns: int, width: float) -> list[_Slot]:
+def _slots(heights: Sequence[float], columns: int, width: float) -> list[_Slot]:
     gap = mm(_GAP_MM)
     slot_width = (width - gap * (columns - 1)) / columns
     slots, top = [], 0.0
-    for row in range(math.ceil(len(figures) / columns)):
-        members = figures[row * columns : (row + 1) * columns]
-        height = max(float(f.layout.height) for f in members)
+    for row in range(math.ceil(len(heights) / columns)):
+        members = heights[row * columns : (row + 1) * columns]
+        height = max(members)
         slots += [
-            _Slot(column * (slot_width + gap), top, slot_width, float(f.layout.height))
-            for column, f in enumerate(members)
+            _Slot(column * (slot_width + gap), top, slot_width, min(height, _STRETCH * own))
+            for column, own in enumerate(members)
         ]
         top += height + gap
     return slots
@@ -164,11 +165,20 @@ def _place(
         parts.traces.append(trace)
     for target, kind in ((parts.shapes, "shapes"), (parts.annotations, "annotations")):
         target += [_moved(item, renamed, x, y) for item in layout.get(kind, ())]
-    parts.annotations.append({
-        "text": f"<b>{label}</b>", "xref": "paper", "yref": "paper", "x": slot.left / theme.width,
-        "y": 1 - slot.top / total, "xanchor": "left", "yanchor": "top", "showarrow": False, "borderpad": 0,
-        "font": {"size": theme.font * 1.3, "color": theme.ink},
-    })  # fmt: skip
+    parts.annotations.append(
+        {
+            "text": f"<b>{label}</b>",
+            "xref": "paper",
+            "yref": "paper",
+            "x": slot.left / theme.width,
+            "y": 1 - slot.top / total,
+            "xanchor": "left",
+            "yanchor": "top",
+            "showarrow": False,
+            "borderpad": 0,
+            "font": {"size": theme.font * 1.3, "color": theme.ink},
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -190,7 +200,7 @@ def _moved(item: dict[str, Any], renamed: Any, x: _Affine, y: _Affine) -> dict[s
     """Return a shape or annotation with references renamed, and paper coordinates mapped."""
     item = dict(item)
     for letter, affine in (("x", x), ("y", y)):
-        reference = item.get(f"{letter}ref", "paper" if "text" in item else letter)
+        reference = item.get(f"{letter}ref", letter)
         if reference != "paper":
             item[f"{letter}ref"] = renamed(reference)
             continue

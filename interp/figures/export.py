@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from interp.figures.base import FigureError
+from interp.figures.base import FigureError, layout_of
 from interp.figures.browser import RENDERED, render_many
 from interp.results import atomic_path, to_csv
 
 __all__ = ["FORMATS", "Exported", "export", "export_many", "figure_rows", "to_html"]
 
 FORMATS = (*RENDERED, "html")
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:"
+)
 
 
 @dataclass(frozen=True)
@@ -111,22 +115,30 @@ def to_html(figure: go.Figure) -> str:
     A content security policy forbids every request, so opening it never touches a network. The same figure
     gives the same page.
     """
-    meta = figure.layout.meta or {}
+    layout = layout_of(figure)
+    meta, font = layout["meta"], layout.get("font", {})
     name = "figure-" + hashlib.sha256((figure.to_json() or "").encode()).hexdigest()[:12]
     body = figure.to_html(
-        full_html=False, include_plotlyjs=True, include_mathjax=False, div_id=name,
-        default_width=f"{figure.layout.width}px", default_height=f"{figure.layout.height}px",
+        full_html=False,
+        include_plotlyjs=True,
+        include_mathjax=False,
+        div_id=name,
+        default_width=f"{layout['width']}px",
+        default_height=f"{layout['height']}px",
         config={"displaylogo": False, "showTips": False},
-    )  # fmt: skip
+    )
     caption = html.escape(meta.get("caption", ""))
-    ink = figure.layout.font.color or "#1A1A1A"
+    style = (
+        f"body{{margin:16px;background:{layout.get('paper_bgcolor', '#FFF')};"
+        f"color:{font.get('color', '#000')};font:14px/1.5 {font.get('family', 'sans-serif')}}}"
+        "figure{margin:0}figcaption{max-width:60em}"
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{caption[:80] or 'figure'}</title><style>body{{margin:16px;background:{figure.layout.paper_bgcolor};"
-        f"color:{ink};font:14px/1.5 {figure.layout.font.family}}}figure{{margin:0}}figcaption{{max-width:60em}}"
-        f'</style></head><body><figure role="group" aria-label="{html.escape(meta.get("alt", ""))}">{body}'
+        f"<title>{caption[:80] or 'figure'}</title><style>{style}</style></head><body>"
+        f'<figure role="group" aria-label="{html.escape(meta.get("alt", ""))}">{body}'
         f"<figcaption>{caption}</figcaption></figure></body></html>\n"
     )
 
@@ -137,14 +149,17 @@ def figure_rows(figure: go.Figure) -> tuple[list[str], list[list[Any]]]:
     Builders name the columns of a trace's ``customdata`` in its ``meta["columns"]``; traces without them only
     decorate. In a figure of several panels the first column is the panel.
     """
-    traces = [t for t in figure.data if isinstance(t.meta, dict) and t.meta.get("columns")]
-    columns = list(dict.fromkeys(name for t in traces for name in t.meta["columns"]))
-    panels = any("panel" in t.meta for t in traces)
+    plain = json.loads(str(figure.to_json()))["data"]
+    traces = [t for t in plain if t.get("meta", {}).get("columns")]
+    columns = list(dict.fromkeys(name for t in traces for name in t["meta"]["columns"]))
+    panels = any("panel" in t["meta"] for t in traces)
     rows = []
     for trace in traces:
-        for values in trace.customdata if trace.customdata is not None else ():
-            given = dict(zip(trace.meta["columns"], values, strict=True))
-            rows.append(([trace.meta.get("panel", "")] if panels else []) + [given.get(c) for c in columns])
+        for values in trace["customdata"]:
+            given = dict(zip(trace["meta"]["columns"], values, strict=True))
+            rows.append(
+                ([trace["meta"].get("panel", "")] if panels else []) + [given.get(c) for c in columns]
+            )
     return (["panel"] if panels else []) + columns, rows
 
 

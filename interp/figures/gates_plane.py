@@ -17,11 +17,11 @@ _COLUMNS = ["unit", "branch", "static", "per_window"]
 
 
 def effective_offsets(gates: xr.Dataset, *, theme: Theme | None = None) -> go.Figure:
-    """Draw each gate at (exp H(E[α]), E[exp H(α)]): its static and its per-window effective number of offsets.
+    """Draw each gate at its static, exp H(E[α]), and per-window, E[exp H(α)], effective number of offsets.
 
-    Both run from 1 (one offset takes all) to W (uniform), and the second never exceeds the first. A gate on the
-    diagonal weighs offsets alike in every window; far below it, each window has its own favourite. Units are
-    named where there is room; all are named on hover.
+    Both run from 1 (one offset takes all) to W (uniform). A gate on the diagonal weighs offsets alike in
+    every window; far below it, each window has its own favourite. Units are named where there is room; all
+    are named on hover.
 
     Parameters
     ----------
@@ -58,13 +58,13 @@ def effective_offsets(gates: xr.Dataset, *, theme: Theme | None = None) -> go.Fi
     f = theme.font
     margins = Margins(left=f * 3.4, right=f * 0.8, top=f * 2.3, bottom=f * 3.2)
     side = theme.width - margins.left - margins.right
-    height = margins.top + margins.bottom + min(side, mm(70))
+    height = margins.top + margins.bottom + min(side, mm(62))
     figure = blank(theme=theme, height=height, margins=margins)
-    pad = 0.05 * max(1, window - 1)
+    pad = 0.07 * max(1, window - 1)
     low, high = 1 - pad, window + pad
     for number, branch in enumerate(("key", "value")):
         figure.add_trace(_cloud([p for p in points if p[1] == branch], branch, number, theme))
-    figure.add_trace(_labels(points, theme, scale=((high - low) / side, (high - low) / min(side, mm(70)))))
+    figure.add_trace(_labels(points, theme, scale=((high - low) / side, (high - low) / min(side, mm(62)))))
     ticks = _ticks(window)
     figure.update_layout(
         xaxis=theme.axis(title="static effective number of offsets", range=[low, high], tickvals=ticks),
@@ -76,10 +76,16 @@ def effective_offsets(gates: xr.Dataset, *, theme: Theme | None = None) -> go.Fi
         ],
         showlegend=True,
         legend={
-            "orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": f},
-            "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30,
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "font": {"size": f},
+            "bgcolor": "rgba(0,0,0,0)",
+            "itemwidth": 30,
         },
-    )  # fmt: skip
+    )
     return describe(figure, alt=_alt(points, window), caption=_caption(gates, window))
 
 
@@ -91,15 +97,18 @@ def _cloud(points: list[tuple[str, str, float, float]], branch: str, number: int
         name=f"{branch} gate",
         mode="markers",
         marker={
-            "size": 5.5, "symbol": ("circle", "diamond")[number], "color": colour if number == 0 else theme.paper,
+            "size": 5.5,
+            "symbol": ("circle", "diamond")[number],
+            "color": colour if number == 0 else theme.paper,
             "line": {"color": colour, "width": 1.2},
         },
         customdata=[list(p) for p in points],
         meta={"columns": _COLUMNS},
         hovertemplate=(
-            "<b>%{customdata[0]}</b> %{customdata[1]} gate<br>static %{x:.2f}, per window %{y:.2f}<extra></extra>"
+            "<b>%{customdata[0]}</b> %{customdata[1]} gate<br>"
+            "static %{x:.2f}, per window %{y:.2f}<extra></extra>"
         ),
-    )  # fmt: skip
+    )
 
 
 def _labels(
@@ -117,19 +126,28 @@ def _labels(
         width, height = text_width(unit, theme.small) + 1, theme.small
         cx, cy = x / scale[0], y / scale[1]
         for place, (left, bottom) in {
-            "middle right": (cx + 4.5, cy - height / 2), "middle left": (cx - 4.5 - width, cy - height / 2),
-            "top center": (cx - width / 2, cy + 4.5), "bottom center": (cx - width / 2, cy - 4.5 - height),
-        }.items():  # fmt: skip
+            "middle right": (cx + 4.5, cy - height / 2),
+            "middle left": (cx - 4.5 - width, cy - height / 2),
+            "top center": (cx - width / 2, cy + 4.5),
+            "bottom center": (cx - width / 2, cy - 4.5 - height),
+        }.items():
             box = (left, bottom, left + width, bottom + height)
             if not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 chosen.append((x, y, unit, place))
                 break
     return go.Scatter(
-        x=[c[0] for c in chosen], y=[c[1] for c in chosen], text=[c[2] for c in chosen],
-        textposition=[c[3] for c in chosen], mode="text", hoverinfo="skip", showlegend=False, cliponaxis=False,
+        x=[c[0] for c in chosen],
+        y=[c[1] for c in chosen],
+        text=[c[2] for c in chosen],
+        textposition=[c[3] for c in chosen],
+        mode="markers+text",
+        marker={"size": 7.5, "opacity": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
         textfont={"size": theme.small, "color": theme.muted},
-    )  # fmt: skip
+    )
 
 
 def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
@@ -144,16 +162,29 @@ def _ticks(window: int) -> list[int]:
 
 def _diagonal(window: int, theme: Theme) -> dict[str, Any]:
     return {
-        "type": "line", "x0": 1, "y0": 1, "x1": window, "y1": window, "layer": "below",
+        "type": "line",
+        "x0": 1,
+        "y0": 1,
+        "x1": window,
+        "y1": window,
+        "layer": "below",
         "line": {"color": theme.muted, "width": 0.75, "dash": "dot"},
-    }  # fmt: skip
+    }
 
 
 def _note(text: str, x: float, y: float, xanchor: str, yanchor: str, theme: Theme) -> dict[str, Any]:
     return {
-        "text": text, "x": x, "y": y, "xanchor": xanchor, "yanchor": yanchor, "showarrow": False,
-        "font": {"size": theme.small, "color": theme.muted}, "yshift": -4 if yanchor == "top" else 4,
-    }  # fmt: skip
+        "text": text,
+        "xref": "x",
+        "yref": "y",
+        "x": x,
+        "y": y,
+        "xanchor": xanchor,
+        "yanchor": yanchor,
+        "showarrow": False,
+        "font": {"size": theme.small, "color": theme.muted},
+        "yshift": -2 if yanchor == "top" else 2,
+    }
 
 
 def _alt(points: list[tuple[str, str, float, float]], window: int) -> str:
@@ -162,7 +193,7 @@ def _alt(points: list[tuple[str, str, float, float]], window: int) -> str:
         f" The sharpest key gate is {keys[0][0]} with {keys[0][3]:.1f} offsets per window." if keys else ""
     )
     return (
-        f"Scatter of {len(points)} gates, static against per-window effective number of offsets, from 1 to {window}."
+        f"Scatter of {len(points)} gates, static against per-window effective number of offsets (1–{window})."
         + sharp
     )
 
@@ -171,5 +202,6 @@ def _caption(gates: xr.Dataset, window: int) -> str:
     who = gates.attrs.get("model", "")
     return (
         f"Static, exp H(E[α]), against per-window, E[exp H(α)], effective number of offsets of each gate"
-        f"{f' of {who}' if who else ''} (W = {window}); on the dotted line a gate weighs offsets alike in all windows."
+        f"{f' of {who}' if who else ''} (W = {window}); on the dashed line a gate weighs offsets alike in "
+        "all windows."
     )

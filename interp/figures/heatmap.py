@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +9,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from interp.figures.base import (
-    Margins,
     blank,
     describe,
     finite,
@@ -19,13 +17,14 @@ from interp.figures.base import (
     tick_step,
 )
 from interp.figures.heatmap_data import Grid, alt_text, caption, grid_of
+from interp.figures.heatmap_shapes import Size, bar_shapes, cells, key_lines, outlines
 from interp.figures.theme import Theme, mm
+from interp.stats import SIGNIFICANCE
 
 __all__ = ["effect_heatmap"]
 
 _COLUMNS = ["unit", "phase", "residue", "effect_percent", "effect_pp", "p_effect", "serves"]
 _NAMES = {"kv_head": "KV head (layer.head)", "head": "query head (layer.head)", "layer": "layer"}
-_BAR_STEPS = 100
 _BAR_MM = 40.0
 
 
@@ -40,10 +39,10 @@ def effect_heatmap(
 ) -> go.Figure:
     """Draw the effect of each unit's ablation at each phase (or residue), in percent of clean accuracy.
 
-    Every cell is a rectangle shape. One invisible scatter trace, named ``cells``, carries hover and selection:
-    its ``customdata`` rows begin with (unit, phase). With a specialization result, served cells are outlined
-    and cells whose effect is significant without being served have a dot; phases served by no unit are
-    flagged at the axis. Undefined cells are hatched, never drawn as 0.
+    Every cell is a rectangle shape. One invisible scatter trace, named ``cells``, carries hover and
+    selection: its ``customdata`` rows begin with (unit, phase). With a specialization result, served cells
+    are outlined and cells whose effect is significant without being served have a dot; phases served by no
+    unit are flagged at the axis. Undefined cells are hatched, never drawn as 0.
 
     Parameters
     ----------
@@ -70,38 +69,53 @@ def effect_heatmap(
     grid = grid_of(knockout, specialization, axis)
     rows, columns = grid.effect.shape
     title = _NAMES.get(str(knockout.attrs.get("unit_kind", "")), "unit")
-    size = _Size.of(grid, theme, max_height_mm)
+    size = Size.of(grid, theme, max_height_mm)
     figure = blank(theme=theme, height=size.height, margins=size.margins)
     bar_gap, bar_width = theme.font * 0.9, theme.font * 0.9
     right = 1 - (bar_gap + bar_width) / size.plot_width
     # set at once: adding shapes one by one validates all the earlier ones again
     figure.layout.shapes = (
-        *_cells(grid, theme, limit, size),
-        *_bar_shapes(theme, limit),
-        *_outlines(grid, theme, size),
+        *cells(grid, theme, limit, size),
+        *bar_shapes(theme, limit),
+        *outlines(grid, theme, size),
     )
     figure.add_trace(_hover(grid, size))
     figure.add_traces(_texts(grid, theme, limit, size))
     plot_height = size.height - size.margins.top - size.margins.bottom
     _colour_bar(
-        figure, theme, limit,
-        x=[right + bar_gap / size.plot_width, 1.0], y=[max(0.0, 1 - mm(_BAR_MM) / plot_height), 1.0],
-    )  # fmt: skip
+        figure,
+        theme,
+        limit,
+        x=[right + bar_gap / size.plot_width, 1.0],
+        y=[max(0.0, 1 - mm(_BAR_MM) / plot_height), 1.0],
+    )
     x_step = tick_step(columns, size.cell_width, theme.font * 1.5, cycle=grid.stride)
     y_step = tick_step(rows, size.cell_height, theme.font * 1.05)
     uncovered = {c for c in range(columns) if grid.uncovered[c]}
     figure.update_layout(
         xaxis=theme.axis(
             title="phase of the target" if axis == "phase" else f"target position mod {columns} (residue)",
-            domain=[0, right], range=[-0.5, columns - 0.5], fixedrange=True, showline=False, ticks="",
-            tickmode="array", tickvals=list(range(0, columns, x_step)),
+            domain=[0, right],
+            range=[-0.5, columns - 0.5],
+            fixedrange=True,
+            showline=False,
+            ticks="",
+            tickmode="array",
+            tickvals=list(range(0, columns, x_step)),
             ticktext=[f"<b>{c}</b>" if c in uncovered else str(c) for c in range(0, columns, x_step)],
         ),
         yaxis=theme.axis(
-            title=title, range=[rows - 0.5, -0.5 - size.flag_rows], fixedrange=True, showline=False, ticks="",
-            standoff=3, tickmode="array", tickvals=list(range(0, rows, y_step)), ticktext=grid.units[::y_step],
+            title=title,
+            range=[rows - 0.5, -0.5 - size.flag_rows],
+            fixedrange=True,
+            showline=False,
+            ticks="",
+            standoff=3,
+            tickmode="array",
+            tickvals=list(range(0, rows, y_step)),
+            ticktext=grid.units[::y_step],
         ),
-    )  # fmt: skip
+    )
     _key(figure, grid, theme)
     return describe(figure, alt=alt_text(grid), caption=caption(grid, knockout))
 
@@ -109,112 +123,33 @@ def effect_heatmap(
 # ---- the drawing -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Size:
-    """All lengths in pixels; `flag_rows` is the strip above the first row, in rows."""
-
-    margins: Margins
-    height: float
-    plot_width: float
-    cell_width: float
-    cell_height: float
-    flag_rows: float
-
-    @classmethod
-    def of(cls, grid: Grid, theme: Theme, max_height_mm: float) -> _Size:
-        rows, columns = grid.effect.shape
-        labels = max(text_width(u, theme.font) for u in grid.units) if grid.units else 0
-        key_lines = len(_key_lines(grid, theme))
-        margins = Margins(
-            left=labels + theme.font * 2.3,
-            right=theme.font * 2.7,
-            top=theme.font * 2.0,
-            bottom=theme.font * (3.0 + (0.5 + 1.3 * key_lines if key_lines else 0)),
-        )
-        room = mm(max_height_mm) - margins.top - margins.bottom
-        flags = theme.font * 0.9 if grid.uncovered.any() else 0.0
-        cell_height = min(theme.font * 1.75, (room - flags) / max(1, rows))
-        plot_width = theme.width - margins.left - margins.right
-        return cls(
-            margins=margins,
-            height=margins.top + margins.bottom + flags + cell_height * max(rows, 1),
-            plot_width=plot_width,
-            cell_width=(plot_width - theme.font * 1.8) / max(1, columns),
-            cell_height=cell_height,
-            flag_rows=flags / cell_height,
-        )
-
-
-def _cells(grid: Grid, theme: Theme, limit: float, size: _Size) -> list[dict[str, Any]]:
-    gap = {"color": theme.paper, "width": 0.75 if min(size.cell_width, size.cell_height) > 6 else 0.25}
-    shapes = []
-    for row, column in np.ndindex(*grid.effect.shape):
-        value = grid.effect[row, column]
-        box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
-        fill = theme.diverging(value / limit) if np.isfinite(value) else theme.paper
-        shapes.append(_shape(type="rect", **box, fillcolor=fill, line=gap))
-        if not np.isfinite(value):
-            shapes.append(
-                _shape(type="path", path=_hatch(column, row, size), line={"color": theme.muted, "width": 0.6})
-            )
-    return shapes
-
-
-def _hatch(column: int, row: int, size: _Size) -> str:
-    """Path of diagonal strokes, 45° and 4 pixels apart, inside of a cell: undefined, unlike any colour."""
-    w, h = size.cell_width - 2, size.cell_height - 2
-    left, top = column - 0.5 + 1 / size.cell_width, row - 0.5 + 1 / size.cell_height
-    strokes = []
-    for c in np.arange(2.0, w + h, 4.0):
-        ends = ((max(0.0, c - h), min(c, h)), (min(c, w), max(0.0, c - w)))
-        points = [f"{left + x / size.cell_width:.3f},{top + y / size.cell_height:.3f}" for x, y in ends]
-        strokes.append(f"M{points[0]}L{points[1]}")
-    return " ".join(strokes)
-
-
-def _outlines(grid: Grid, theme: Theme, size: _Size) -> list[dict[str, Any]]:
-    """One outline around each run of neighbouring cells that a unit serves."""
-    if grid.serves is None:
-        return []
-    inset_x, inset_y = 1.1 / size.cell_width, 1.1 / size.cell_height
-    shapes = []
-    for row, served in enumerate(grid.serves):
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], served, [False]]).astype(int)))
-        for start, stop in zip(edges[::2], edges[1::2], strict=True):
-            shapes.append(
-                _shape(
-                    type="rect", layer="above", line={"color": theme.ink, "width": 1.3},
-                    x0=start - 0.5 + inset_x, x1=stop - 0.5 - inset_x, y0=row - 0.5 + inset_y, y1=row + 0.5 - inset_y,
-                )
-            )  # fmt: skip
-    return shapes
-
-
-def _shape(**options: Any) -> dict[str, Any]:
-    shape = {"xref": "x", "yref": "y", "layer": "below"} | options
-    return {k: float(v) if k in ("x0", "x1", "y0", "y1") else v for k, v in shape.items()}
-
-
-def _hover(grid: Grid, size: _Size) -> go.Scatter:
+def _hover(grid: Grid, size: Size) -> go.Scatter:
     """Invisible markers, one a cell: what is hovered and selected."""
     rows, columns = grid.effect.shape
     data = [
         [
-            grid.units[r], grid.phase(c), c if grid.axis == "residue" else None,
-            finite(grid.effect[r, c]), finite(grid.effect_pp[r, c]),
+            grid.units[r],
+            grid.phase(c),
+            c if grid.axis == "residue" else None,
+            finite(grid.effect[r, c]),
+            finite(grid.effect_pp[r, c]),
             None if grid.p_effect is None else finite(grid.p_effect[r, c]),
             None if grid.serves is None else bool(grid.serves[r, c]),
         ]
-        for r in range(rows) for c in range(columns)
-    ]  # fmt: skip
+        for r in range(rows)
+        for c in range(columns)
+    ]
     return go.Scatter(
         x=[c for _ in range(rows) for c in range(columns)],
         y=[r for r in range(rows) for _ in range(columns)],
         name="cells",
         mode="markers",
         marker={
-            "size": max(2.0, min(size.cell_width, size.cell_height) - 1), "symbol": "square", "opacity": 0,
-            "color": "rgba(0,0,0,0)", "line": {"width": 0},
+            "size": max(2.0, min(size.cell_width, size.cell_height) - 1),
+            "symbol": "square",
+            "opacity": 0,
+            "color": "rgba(0,0,0,0)",
+            "line": {"width": 0},
         },
         selected={"marker": {"opacity": 0}},
         unselected={"marker": {"opacity": 0}},
@@ -223,7 +158,7 @@ def _hover(grid: Grid, size: _Size) -> go.Scatter:
         hovertext=[_hover_text(grid, r, c) for r in range(rows) for c in range(columns)],
         hovertemplate="%{hovertext}<extra></extra>",
         showlegend=False,
-    )  # fmt: skip
+    )
 
 
 def _hover_text(grid: Grid, row: int, column: int) -> str:
@@ -244,52 +179,66 @@ def _hover_text(grid: Grid, row: int, column: int) -> str:
     return "<br>".join(lines)
 
 
-def _texts(grid: Grid, theme: Theme, limit: float, size: _Size) -> list[go.Scatter]:
-    """Values where cells have room, dots where an effect is significant but not served, flags at uncovered phases."""
+def _texts(grid: Grid, theme: Theme, limit: float, size: Size) -> list[go.Scatter]:
+    """Values where cells have room, dots where an effect is significant but not served, flags for no unit."""
     rows, columns = grid.effect.shape
     traces = []
     labels = [[number(v) if np.isfinite(v) else "" for v in row] for row in grid.effect]
     widest = max((text_width(t, theme.small) for row in labels for t in row), default=0)
     if widest + 3 <= size.cell_width and theme.small * 1.15 <= size.cell_height:
         cells = [(r, c) for r in range(rows) for c in range(columns) if labels[r][c]]
-        traces.append(_marks(
-            x=[c for _, c in cells], y=[r for r, _ in cells], mode="text", text=[labels[r][c] for r, c in cells],
-            textfont={
-                "size": theme.small,
-                "color": [theme.text_on(theme.diverging(grid.effect[r, c] / limit)) for r, c in cells],
-            },
-        ))  # fmt: skip
+        traces.append(
+            _marks(
+                x=[c for _, c in cells],
+                y=[r for r, _ in cells],
+                mode="text",
+                text=[labels[r][c] for r, c in cells],
+                textfont={
+                    "size": theme.small,
+                    "color": [theme.text_on(theme.diverging(grid.effect[r, c] / limit)) for r, c in cells],
+                },
+            )
+        )
     if grid.p_effect is not None and grid.serves is not None:
-        dots = [(r, c) for r, c in zip(*np.nonzero((grid.p_effect < 0.05) & ~grid.serves), strict=True)]
+        dots = [
+            (r, c) for r, c in zip(*np.nonzero((grid.p_effect < SIGNIFICANCE) & ~grid.serves), strict=True)
+        ]
         shift_x, shift_y = 0.5 - 2.6 / size.cell_width, 0.5 - 2.6 / size.cell_height
-        traces.append(_marks(
-            x=[float(c + shift_x) for _, c in dots], y=[float(r - shift_y) for r, _ in dots], mode="markers",
-            marker={"size": 2.6, "color": [theme.text_on(theme.diverging(grid.effect[r, c] / limit))
-                                           if np.isfinite(grid.effect[r, c]) else theme.ink for r, c in dots]},
-        ))  # fmt: skip
+        traces.append(
+            _marks(
+                x=[float(c + shift_x) for _, c in dots],
+                y=[float(r - shift_y) for r, _ in dots],
+                mode="markers",
+                marker={
+                    "size": 2.6,
+                    "color": [
+                        theme.text_on(theme.diverging(float(grid.effect[r, c]) / limit))
+                        if np.isfinite(grid.effect[r, c])
+                        else theme.ink
+                        for r, c in dots
+                    ],
+                },
+            )
+        )
     if grid.uncovered.any():
         flagged = [int(c) for c in np.flatnonzero(grid.uncovered)]
-        traces.append(_marks(
-            x=flagged, y=[-0.5 - size.flag_rows / 2] * len(flagged), mode="markers",
-            marker={"size": min(5.0, size.cell_width * 0.7), "symbol": "triangle-down", "color": theme.ink},
-        ))  # fmt: skip
+        traces.append(
+            _marks(
+                x=flagged,
+                y=[-0.5 - size.flag_rows / 2] * len(flagged),
+                mode="markers",
+                marker={
+                    "size": min(5.0, size.cell_width * 0.7),
+                    "symbol": "triangle-down",
+                    "color": theme.ink,
+                },
+            )
+        )
     return traces
 
 
 def _marks(**options: Any) -> go.Scatter:
     return go.Scatter(hoverinfo="skip", showlegend=False, cliponaxis=False, **options)
-
-
-def _bar_shapes(theme: Theme, limit: float) -> list[dict[str, Any]]:
-    """Return the colour bar as rectangles; each reaches to the top, so that no seam shows between them."""
-    edges = np.linspace(-limit, limit, _BAR_STEPS + 1)
-    return [
-        _shape(
-            type="rect", xref="x2", yref="y2", x0=0, x1=1, y0=low, y1=limit, line={"width": 0},
-            fillcolor=theme.diverging((low + high) / 2 / limit),
-        )
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
-    ]  # fmt: skip
 
 
 def _colour_bar(figure: go.Figure, theme: Theme, limit: float, *, x: list[float], y: list[float]) -> None:
@@ -300,54 +249,47 @@ def _colour_bar(figure: go.Figure, theme: Theme, limit: float, *, x: list[float]
     figure.update_layout(
         xaxis2=theme.axis(domain=x, anchor="y2", range=[0, 1], visible=False, fixedrange=True),
         yaxis2=theme.axis(
-            domain=y, anchor="x2", side="right", range=[-limit, limit], fixedrange=True, linewidth=0.5, mirror=True, ticklen=2,
+            domain=y,
+            anchor="x2",
+            side="right",
+            range=[-limit, limit],
+            fixedrange=True,
+            linewidth=0.5,
+            mirror=True,
+            ticklen=2,
             tickvals=[-limit, -limit / 2, 0, limit / 2, limit],
             ticktext=[number(v) for v in (-limit, -limit / 2, 0, limit / 2, limit)],
             tickfont={"size": theme.small, "color": theme.ink},
         ),
-    )  # fmt: skip
+    )
     figure.add_annotation(
-        text="effect (%)", x=1, xref="x2 domain", xanchor="right", y=1, yref="y2 domain", yanchor="bottom",
-        xshift=theme.font * 2.4, yshift=theme.font * 0.45, showarrow=False, font={"size": theme.small, "color": theme.ink},
-    )  # fmt: skip
-
-
-def _key_items(grid: Grid) -> list[str]:
-    """Explain every mark that the figure contains, and no other."""
-    items = []
-    if grid.serves is not None and grid.serves.any():
-        loss = f" (loss ≥ {number(grid.min_loss)}%)" if np.isfinite(grid.min_loss) else ""
-        items.append(f"□ serves{loss}")
-    if (
-        grid.p_effect is not None
-        and grid.serves is not None
-        and ((grid.p_effect < 0.05) & ~grid.serves).any()
-    ):
-        items.append("• effect, p < 0.05")
-    if grid.uncovered.any():
-        items.append("▼ phase served by none")
-    if not np.isfinite(grid.effect).all():
-        items.append("/// undefined")
-    return items
-
-
-def _key_lines(grid: Grid, theme: Theme) -> list[str]:
-    """Wrap the key to the figure's width."""
-    lines: list[str] = []
-    for item in _key_items(grid):
-        joined = f"{lines[-1]}    {item}" if lines else item
-        if lines and text_width(joined, theme.small) < theme.width - theme.font * 5:
-            lines[-1] = joined
-        else:
-            lines.append(item)
-    return lines
+        text="effect (%)",
+        x=1,
+        xref="x2 domain",
+        xanchor="right",
+        y=1,
+        yref="y2 domain",
+        yanchor="bottom",
+        xshift=theme.font * 2.4,
+        yshift=theme.font * 0.45,
+        showarrow=False,
+        font={"size": theme.small, "color": theme.ink},
+    )
 
 
 def _key(figure: go.Figure, grid: Grid, theme: Theme) -> None:
-    lines = _key_lines(grid, theme)
+    lines = key_lines(grid, theme)
     if lines:
         figure.add_annotation(
-            text="<br>".join(lines), x=0, xref="x domain", xanchor="left", y=0, yref="y domain", yanchor="top",
-            yshift=-theme.font * 2.9, align="left", showarrow=False,
+            text="<br>".join(lines),
+            x=0,
+            xref="x domain",
+            xanchor="left",
+            y=0,
+            yref="y domain",
+            yanchor="top",
+            yshift=-theme.font * 2.9,
+            align="left",
+            showarrow=False,
             font={"size": theme.small, "color": theme.ink},
-        )  # fmt: skip
+        )

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from interp.figures.base import FigureError, number, phase_runs, require, unit_order
+from interp.figures.base import FigureError, number, require, unit_order
+from interp.specialization import arcs_text
+from interp.stats import MIN_CLEAN_CORRECT
 
 __all__ = ["Grid", "alt_text", "caption", "grid_of"]
-
-MIN_CLEAN_CORRECT = 20
-"""An effect in percent is undefined where fewer clean answers were right."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,18 @@ class Grid:
     min_loss: float
 
     def phase(self, column: int) -> int:
+        """Phase of a column."""
         return column % self.stride
 
 
 def grid_of(knockout: xr.Dataset, specialization: xr.Dataset | None, axis: str) -> Grid:
+    """Check both results and put their numbers in drawing order.
+
+    Raises
+    ------
+    FigureError
+        As :func:`interp.figures.effect_heatmap`.
+    """
     if axis not in ("phase", "residue"):
         raise FigureError(f"axis={axis!r} cannot run across a heatmap; valid: phase, residue")
     require(knockout, ["effect"], kind="knockout")
@@ -52,8 +59,8 @@ def grid_of(knockout: xr.Dataset, specialization: xr.Dataset | None, axis: str) 
         there = [str(u) for u in specialization["unit"].values]
         if sorted(there) != sorted(units) or specialization.sizes["phase"] != stride:
             raise FigureError(
-                f"the specialization result has {len(there)} units and {specialization.sizes['phase']} phases, "
-                f"the knockout result {len(units)} and {stride}; they must come from the same run"
+                f"the specialization result has {len(there)} units, {specialization.sizes['phase']} phases; "
+                f"the knockout result {len(units)} units, {stride} phases; they must come from the same run"
             )
         rows = [there.index(u) for u in units]
         phases = np.arange(columns) % stride
@@ -84,32 +91,29 @@ def _effects(knockout: xr.Dataset, axis: str) -> tuple[np.ndarray, np.ndarray]:
     return percent, 100.0 * lost / max(1, len(clean))
 
 
-def _served(grid: Grid) -> dict[str, set[int]]:
-    assert grid.serves is not None
-    return {
-        u: {grid.phase(c) for c in np.flatnonzero(row)}
-        for u, row in zip(grid.units, grid.serves, strict=True)
-    }
-
-
 def alt_text(grid: Grid) -> str:
+    """Alternative text: which unit serves which phases, or the largest loss where that was not tested."""
     text = f"Heat map of knockout effects, {len(grid.units)} units by {grid.effect.shape[1]} {grid.axis}s."
     if grid.serves is None:
         if np.isfinite(grid.effect).any():
             row, column = np.unravel_index(int(np.nanargmin(grid.effect)), grid.effect.shape)
-            text += f" Largest loss {number(grid.effect[row, column])}%, unit {grid.units[row]} at {grid.axis} {column}."
+            worst = number(grid.effect[row, column])
+            text += f" Lowest effect {worst}%, unit {grid.units[row]} at {grid.axis} {column}."
         return text
-    serving = [f"{u} serves {phase_runs(p, grid.stride)}" for u, p in _served(grid).items() if p]
-    none = {grid.phase(c) for c in np.flatnonzero(grid.uncovered)}
+    by_phase = grid.serves[:, : grid.stride]
+    serving = [
+        f"{u} serves {arcs_text(row)}" for u, row in zip(grid.units, by_phase, strict=True) if row.any()
+    ]
     text += f" {'; '.join(serving) if serving else 'No unit serves any phase'}."
-    return text + (
-        f" Served by no unit: {phase_runs(none, grid.stride)}." if none else " Every phase is served."
-    )
+    none = grid.uncovered[: grid.stride]
+    return text + (f" Served by no unit: {arcs_text(none)}." if none.any() else " Every phase is served.")
 
 
 def caption(grid: Grid, knockout: xr.Dataset) -> str:
+    """Caption: what was measured and how."""
     who, how = knockout.attrs.get("model", ""), knockout.attrs.get("replace", "")
+    whose = (f" of {who}" if who else "") + (f" ({how} replacement)" if how else "")
     return (
-        f"Effect of knocking out each unit{f' of {who}' if who else ''}{f' ({how} replacement)' if how else ''}, in percent "
-        f"of clean accuracy, by {grid.axis} (S = {grid.stride}); negative is loss."
+        f"Effect of knocking out each unit{whose}, "
+        f"in percent of clean accuracy, by {grid.axis} (S = {grid.stride}); negative is loss."
     )

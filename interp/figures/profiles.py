@@ -1,4 +1,4 @@
-"""Gate profiles over knockout profiles: does a head pool the phases at which it matters?"""
+"""Gate profiles over knockout profiles: whether a head pools the phases at which it matters."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from interp.figures.theme import Theme, mm
 
 __all__ = ["gate_profiles"]
 
-_CELL_MM = 34.0
+_CELL_MM = 36.0
+_CELL_WITHOUT_EFFECT_MM = 20.0
 _CELL_MIN_WIDTH_MM = 24.0
 
 
 def gate_profiles(
     gates: xr.Dataset,
-    knockout: xr.Dataset,
+    knockout: xr.Dataset | None = None,
     units: Sequence[str] | None = None,
     *,
     theme: Theme | None = None,
@@ -48,9 +49,9 @@ def gate_profiles(
     ----------
     gates : Dataset
         Result of `gate_profile`: ``profile_key`` and ``profile_value`` (unit, phase).
-    knockout : Dataset
+    knockout : Dataset, optional
         Result of `knockout` with ``effect`` (unit, phase), by KV head, or by layer: then every KV head is
-        paired with its layer.
+        paired with its layer. Without it there are gate profiles only.
     units : sequence of str, optional
         Labels, drawn in this order; all units that both results have, by layer and head, if not given.
     theme : Theme
@@ -65,24 +66,25 @@ def gate_profiles(
     """
     theme = theme or Theme()
     require(gates, ["profile_key", "profile_value"], kind="gate_profile")
-    require(knockout, ["effect"], kind="knockout")
+    if knockout is not None:
+        require(knockout, ["effect"], kind="knockout")
     rows = _pairs(gates, knockout, units)
     columns = columns or max(1, int(theme.width_mm // _CELL_MIN_WIDTH_MM))
-    layout = _Layout.of(len(rows), min(columns, len(rows)), theme)
+    layout = _Layout.of(len(rows), min(columns, len(rows)), theme, effects=knockout is not None)
     figure = blank(theme=theme, height=layout.height, margins=layout.margins)
     ranges = _Ranges.of(rows)
-    stride, count = len(rows[0].effect), len(rows)
+    stride, count = rows[0].profiles.shape[1], len(rows)
     traces = [t for index, row in enumerate(rows) for t in _traces(row, index, theme)]
     seen: set[str] = set()
     for trace in traces:  # one legend entry a name
-        trace.showlegend = trace.name is not None and trace.name not in seen
-        trace.legendgroup = trace.name
-        seen.add(trace.name)
+        name = str(trace["name"])
+        trace.update(showlegend=name not in seen | {"undefined"}, legendgroup=name)
+        seen.add(name)
     figure.add_traces(traces)
     for index in range(count):
         figure.update_layout(_axes(index, count, stride, theme, layout, ranges))
     figure.update_layout(
-        shapes=[s for index in range(count) for s in _references(index, theme)],
+        shapes=[s for index in range(count) for s in _references(index, theme, effects=layout.effects)],
         annotations=[_title(row, index, theme) for index, row in enumerate(rows)],
         legend=_legend(theme, layout),
         showlegend=True,
@@ -93,39 +95,46 @@ def gate_profiles(
 
 @dataclass(frozen=True)
 class _Row:
-    """One unit: profiles [key|value, phase] (NaN where the branch is absent) and effect [phase] in percent."""
+    """One unit: profiles [key|value, phase], NaN without that branch, and effect [phase] in percent."""
 
     unit: str
     profiles: np.ndarray
-    effect: np.ndarray
+    effect: np.ndarray | None
 
 
-def _pairs(gates: xr.Dataset, knockout: xr.Dataset, units: Sequence[str] | None) -> list[_Row]:
-    gate_labels = [str(u) for u in gates["unit"].values]
-    effect_labels = [str(u) for u in knockout["unit"].values]
-    by_layer = knockout.attrs.get("unit_kind") == "layer"
-    partner = {u: (u.split(".")[0] if by_layer else u) for u in gate_labels}
-    shared = [gate_labels[i] for i in unit_order(gate_labels) if partner[gate_labels[i]] in effect_labels]
-    if not shared:
-        raise FigureError(
-            f"gates are of units {', '.join(gate_labels[:6])}, effects of {', '.join(effect_labels[:6])}; they share "
-            "none: knock out KV heads or layers"
-        )
-    for unit in units or ():
-        if unit not in shared:
-            raise FigureError(f"unit {unit!r} is not in both results; {did_you_mean(unit, shared)}")
+def _pairs(gates: xr.Dataset, knockout: xr.Dataset | None, units: Sequence[str] | None) -> list[_Row]:
+    labels = [str(u) for u in gates["unit"].values]
+    ordered = [labels[i] for i in unit_order(labels)]
     profiles = np.stack(
         [gates[f"profile_{b}"].transpose("unit", "phase").values for b in ("key", "value")], axis=1
     )
-    effect = knockout["effect"].transpose("unit", "phase").values
-    if profiles.shape[-1] != effect.shape[-1]:
+    effects = dict.fromkeys(ordered) if knockout is None else _effects(ordered, knockout, profiles.shape[-1])
+    for unit in units or ():
+        if unit not in effects:
+            raise FigureError(f"unit {unit!r} is not in the results; {did_you_mean(unit, effects)}")
+    chosen = list(effects) if units is None else list(units)
+    if not chosen:
+        raise FigureError("no unit to draw; the gate_profile result has none, or `units` is empty")
+    return [_Row(u, profiles[labels.index(u)], effects[u]) for u in chosen]
+
+
+def _effects(labels: list[str], knockout: xr.Dataset, stride: int) -> dict[str, np.ndarray]:
+    """Effect [phase] in percent of every KV head that the knockout result says something about."""
+    there = [str(u) for u in knockout["unit"].values]
+    by_layer = knockout.attrs.get("unit_kind") == "layer"
+    effect = knockout["effect"].transpose("unit", ...).values
+    if "phase" not in knockout["effect"].dims or effect.shape[-1] != stride:
         raise FigureError(
-            f"gates have {profiles.shape[-1]} phases, effects {effect.shape[-1]}; both must be of one stride"
+            f"gates have {stride} phases, effects {dict(knockout['effect'].sizes)}; strides must agree"
         )
-    return [
-        _Row(u, profiles[gate_labels.index(u)], effect[effect_labels.index(partner[u])])
-        for u in (list(units) if units is not None else shared)
-    ]
+    partner = {u: u.split(".")[0] if by_layer else u for u in labels}
+    shared = {u: effect[there.index(partner[u])] for u in labels if partner[u] in there}
+    if not shared:
+        raise FigureError(
+            f"gates are of units {', '.join(labels[:6])}, effects of {', '.join(there[:6])}: they share "
+            "none; knock out KV heads or layers"
+        )
+    return shared
 
 
 @dataclass(frozen=True)
@@ -137,9 +146,10 @@ class _Ranges:
 
     @classmethod
     def of(cls, rows: list[_Row]) -> _Ranges:
-        top = max(1.0, *(float(np.nanmax(r.profiles, initial=0.0)) for r in rows))
-        low = min(-100.0, *(float(np.nanmin(r.effect, initial=0.0)) for r in rows))
-        high = max(0.0, *(float(np.nanmax(r.effect, initial=0.0)) for r in rows))
+        top = max([1.0, *(float(np.nanmax(r.profiles, initial=0.0)) for r in rows)])
+        effects = [r.effect for r in rows if r.effect is not None]
+        low = min([-100.0, *(float(np.nanmin(e, initial=0.0)) for e in effects)])
+        high = max([0.0, *(float(np.nanmax(e, initial=0.0)) for e in effects)])
         return cls([0, 1.08 * top], [1.06 * low, 1.1 * high + 6])
 
 
@@ -154,17 +164,20 @@ class _Layout:
     x_gap: float
     y_gap: float
     cell_width: float
+    effects: bool
 
     @classmethod
-    def of(cls, count: int, columns: int, theme: Theme) -> _Layout:
+    def of(cls, count: int, columns: int, theme: Theme, *, effects: bool) -> _Layout:
         f = theme.font
         rows = -(-count // columns)
-        margins = Margins(left=f * 4.0, right=f * 0.6, top=f * 3.2, bottom=f * 3.0)
-        height = rows * mm(_CELL_MM) + margins.top + margins.bottom
-        plot_width, plot_height = theme.width - margins.left - margins.right, rows * mm(_CELL_MM)
-        x_gap, y_gap = f * 0.9 / plot_width, f * 2.3 / plot_height
+        margins = Margins(left=f * 4.0, right=f * 0.6, top=f * 4.0, bottom=f * 3.0)
+        gap = f * 3.4
+        plot_width = theme.width - margins.left - margins.right
+        plot_height = rows * mm(_CELL_MM if effects else _CELL_WITHOUT_EFFECT_MM) + (rows - 1) * gap
+        height = plot_height + margins.top + margins.bottom
+        x_gap, y_gap = f * 0.9 / plot_width, gap / plot_height
         width = (1 - x_gap * (columns - 1)) / columns
-        return cls(columns, rows, height, margins, x_gap, y_gap, width * plot_width)
+        return cls(columns, rows, height, margins, x_gap, y_gap, width * plot_width, effects)
 
     def domains(self, index: int) -> tuple[list[float], list[float], list[float]]:
         """x, upper y and lower y of the unit number `index`."""
@@ -190,25 +203,46 @@ def _axes(
     ticks = {"tickvals": list(range(0, stride, step)), "range": [-0.6, stride - 0.4], "domain": x_domain}
     left = index % layout.columns == 0
     bottom = index + layout.columns >= count
-    return {
-        f"xaxis{upper}": theme.axis(anchor=f"y{upper}", **ticks, showticklabels=False),
+    title = "phase" if bottom else None
+    axes = {
+        f"xaxis{upper}": theme.axis(
+            anchor=f"y{upper}",
+            title=None if layout.effects else title,
+            showticklabels=not layout.effects,
+            standoff=2,
+            **ticks,
+        ),
         f"yaxis{upper}": theme.axis(
-            domain=gate_domain, anchor=f"x{upper}", range=ranges.gate, nticks=4, showticklabels=left,
-            title="gate ÷ uniform" if left else None, standoff=2,
+            domain=gate_domain,
+            anchor=f"x{upper}",
+            range=ranges.gate,
+            nticks=4,
+            showticklabels=left,
+            title="gate ÷ uniform" if left else None,
+            standoff=2,
         ),
-        f"xaxis{lower}": theme.axis(anchor=f"y{lower}", **ticks, title="phase" if bottom else None, standoff=2),
+    }
+    if not layout.effects:
+        return axes
+    return axes | {
+        f"xaxis{lower}": theme.axis(anchor=f"y{lower}", title=title, standoff=2, **ticks),
         f"yaxis{lower}": theme.axis(
-            domain=effect_domain, anchor=f"x{lower}", range=ranges.effect, tickvals=[-100, -50, 0],
-            ticktext=[number(v) for v in (-100, -50, 0)], showticklabels=left,
-            title="effect (%)" if left else None, standoff=2,
+            domain=effect_domain,
+            anchor=f"x{lower}",
+            range=ranges.effect,
+            tickvals=[-100, -50, 0],
+            ticktext=[number(v) for v in (-100, -50, 0)],
+            showticklabels=left,
+            title="effect (%)" if left else None,
+            standoff=2,
         ),
-    }  # fmt: skip
+    }
 
 
 def _traces(row: _Row, index: int, theme: Theme) -> list[go.Scatter | go.Bar]:
     upper, lower = _suffix(2 * index + 1), _suffix(2 * index + 2)
     traces: list[go.Scatter | go.Bar] = []
-    phases = list(range(len(row.effect)))
+    phases = list(range(row.profiles.shape[1]))
     for branch, (name, symbol, dash) in enumerate(
         (("key gate", "circle", "solid"), ("value gate", "diamond", "dash"))
     ):
@@ -216,60 +250,114 @@ def _traces(row: _Row, index: int, theme: Theme) -> list[go.Scatter | go.Bar]:
         if not np.isfinite(profile).any():
             continue
         colour = theme.palette[branch]
-        traces.append(go.Scatter(
-            x=phases, y=[finite(v) for v in profile], xaxis=f"x{upper}", yaxis=f"y{upper}", name=name,
-            mode="lines+markers", line={"color": colour, "width": 1.2, "dash": dash},
-            marker={
-                "size": 4, "symbol": symbol, "color": colour if branch == 0 else theme.paper,
-                "line": {"color": colour, "width": 1},
-            },
-            customdata=[[row.unit, p, name, finite(v)] for p, v in zip(phases, profile, strict=True)],
+        traces.append(
+            go.Scatter(
+                x=phases,
+                y=[finite(v) for v in profile],
+                xaxis=f"x{upper}",
+                yaxis=f"y{upper}",
+                name=name,
+                mode="lines+markers",
+                line={"color": colour, "width": 1.2, "dash": dash},
+                marker={
+                    "size": 4,
+                    "symbol": symbol,
+                    "color": colour if branch == 0 else theme.paper,
+                    "line": {"color": colour, "width": 1},
+                },
+                customdata=[[row.unit, p, name, finite(v)] for p, v in zip(phases, profile, strict=True)],
+                meta={"columns": ["unit", "phase", "measure", "value"]},
+                hovertemplate=f"<b>{row.unit}</b> · phase %{{x}}<br>{name} %{{y:.2f}}<extra></extra>",
+            )
+        )
+    if row.effect is None:
+        return traces
+    traces.append(
+        go.Bar(
+            x=phases,
+            y=[finite(v) for v in row.effect],
+            xaxis=f"x{lower}",
+            yaxis=f"y{lower}",
+            width=0.7,
+            name="knockout effect",
+            marker={"color": theme.palette[4], "line": {"width": 0}},
+            customdata=[
+                [row.unit, p, "effect_percent", finite(v)] for p, v in zip(phases, row.effect, strict=True)
+            ],
             meta={"columns": ["unit", "phase", "measure", "value"]},
-            hovertemplate=f"<b>{row.unit}</b> · phase %{{x}}<br>{name} %{{y:.2f}} × uniform<extra></extra>",
-        ))  # fmt: skip
-    traces.append(go.Bar(
-        x=phases, y=[finite(v) for v in row.effect], xaxis=f"x{lower}", yaxis=f"y{lower}", width=0.7,
-        name="knockout effect", marker={"color": theme.palette[4], "line": {"width": 0}},
-        customdata=[[row.unit, p, "effect_percent", finite(v)] for p, v in zip(phases, row.effect, strict=True)],
-        meta={"columns": ["unit", "phase", "measure", "value"]},
-        hovertemplate=f"<b>{row.unit}</b> · phase %{{x}}<br>effect %{{y:.1f}}%<extra></extra>",
-    ))  # fmt: skip
-    undefined = [p for p in phases if not np.isfinite(row.effect[p])]
+            hovertemplate=f"<b>{row.unit}</b> · phase %{{x}}<br>effect %{{y:.1f}}%<extra></extra>",
+        )
+    )
+    undefined = [p for p, v in zip(phases, row.effect, strict=True) if not np.isfinite(v)]
     if undefined:
-        traces.append(go.Scatter(
-            x=undefined, y=[-4] * len(undefined), xaxis=f"x{lower}", yaxis=f"y{lower}", mode="text",
-            text=["n/a"] * len(undefined), textposition="bottom center",
-            textfont={"size": theme.small, "color": theme.muted}, hoverinfo="skip",
-        ))  # fmt: skip
+        traces.append(
+            go.Scatter(
+                x=undefined,
+                y=[-4] * len(undefined),
+                xaxis=f"x{lower}",
+                yaxis=f"y{lower}",
+                mode="text",
+                name="undefined",
+                text=["n/a"] * len(undefined),
+                textposition="bottom center",
+                textfont={"size": theme.small, "color": theme.muted},
+                hoverinfo="skip",
+            )
+        )
     return traces
 
 
-def _references(index: int, theme: Theme) -> list[dict[str, Any]]:
+def _references(index: int, theme: Theme, *, effects: bool) -> list[dict[str, Any]]:
     """Lines at a uniform gate and at no effect."""
     upper, lower = _suffix(2 * index + 1), _suffix(2 * index + 2)
     line = {"type": "line", "x0": 0, "x1": 1, "layer": "below"}
-    return [
-        line | {"xref": f"x{upper} domain", "yref": f"y{upper}", "y0": 1, "y1": 1,
-                "line": {"color": theme.muted, "width": 0.6, "dash": "dot"}},
-        line | {"xref": f"x{lower} domain", "yref": f"y{lower}", "y0": 0, "y1": 0,
-                "line": {"color": theme.ink, "width": 0.6}},
-    ]  # fmt: skip
+    lines = [
+        line
+        | {
+            "xref": f"x{upper} domain",
+            "yref": f"y{upper}",
+            "y0": 1,
+            "y1": 1,
+            "line": {"color": theme.muted, "width": 0.6, "dash": "dot"},
+        },
+        line
+        | {
+            "xref": f"x{lower} domain",
+            "yref": f"y{lower}",
+            "y0": 0,
+            "y1": 0,
+            "line": {"color": theme.ink, "width": 0.6},
+        },
+    ]
+    return lines if effects else lines[:1]
 
 
 def _title(row: _Row, index: int, theme: Theme) -> dict[str, Any]:
     upper = _suffix(2 * index + 1)
     return {
-        "text": f"<b>{row.unit}</b>", "xref": f"x{upper} domain", "yref": f"y{upper} domain", "x": 0.5, "y": 1,
-        "yanchor": "bottom", "showarrow": False, "font": {"size": theme.font, "color": theme.ink},
-    }  # fmt: skip
+        "text": f"<b>{row.unit}</b>",
+        "xref": f"x{upper} domain",
+        "yref": f"y{upper} domain",
+        "x": 0.5,
+        "y": 1,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": theme.font, "color": theme.ink},
+    }
 
 
 def _legend(theme: Theme, layout: _Layout) -> dict[str, Any]:
     lift = 1.4 * theme.font / (layout.height - layout.margins.top - layout.margins.bottom)
     return {
-        "orientation": "h", "x": 0, "xanchor": "left", "y": 1 + lift, "yanchor": "bottom",
-        "font": {"size": theme.font}, "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30,
-    }  # fmt: skip
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 1 + lift,
+        "yanchor": "bottom",
+        "font": {"size": theme.font},
+        "bgcolor": "rgba(0,0,0,0)",
+        "itemwidth": 30,
+    }
 
 
 def _suffix(number_of_axis: int) -> str:
@@ -284,15 +372,20 @@ def _alt(rows: list[_Row]) -> str:
             for name, profile in zip(("key", "value"), row.profiles, strict=True)
             if np.isfinite(profile).any()
         ]
-        if np.isfinite(row.effect).any():
+        if row.effect is not None and np.isfinite(row.effect).any():
             worst = int(np.nanargmin(row.effect))
             peaks.append(f"knockout hurts most at phase {worst} ({number(row.effect[worst])}%)")
         parts.append(f"{row.unit}: {', '.join(peaks)}")
-    return "Gate profiles over knockout profiles by phase. " + "; ".join(parts) + "."
+    return (
+        "Gate profiles by phase, with the effect of knocking out each unit where there is one. "
+        + "; ".join(parts)
+        + "."
+    )
 
 
 def _caption(rows: list[_Row]) -> str:
     return (
-        f"Gate profiles (mean gate mass of a phase divided by its uniform share; dotted line: uniform) over knockout "
-        f"effects in percent of clean accuracy, of {len(rows)} unit{'s' if len(rows) > 1 else ''} (layer.head), by phase."
+        f"Gate profiles (mean gate mass of a phase divided by its uniform share, thin dashed line) of "
+        f"{len(rows)} unit{'s' if len(rows) > 1 else ''} (layer.head) by phase"
+        + (", over knockout effects in percent of clean accuracy." if rows[0].effect is not None else ".")
     )

@@ -10,7 +10,7 @@ __all__ = ["COLUMN_MM", "DOUBLE_COLUMN_MM", "Theme", "contrast", "mix", "mm", "p
 COLUMN_MM = 85.0
 DOUBLE_COLUMN_MM = 180.0
 
-# Okabe & Ito (2008), told apart under all common kinds of colour blindness; yellow left out (invisible on paper).
+# Okabe & Ito (2008), told apart under all common kinds of colour blindness; no yellow (invisible on paper).
 _LIGHT_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F", "#56B4E9", "#E69F00", "#000000")
 _DARK_PALETTE = ("#56B4E9", "#FF8C42", "#2BD4A4", "#E8A0C8", "#B0B0B0", "#9AD4F5", "#F2C14E", "#FFFFFF")
 
@@ -104,7 +104,7 @@ class Theme:
         return _DARK_PALETTE if self.dark else _LIGHT_PALETTE
 
     def diverging(self, value: float) -> str:
-        """Colour of a signed number in −1 … 1 (clipped): red for losses, blue for gains, the ground's tone at 0."""
+        """Colour of a signed number in −1 … 1 (clipped): red for losses, blue for gains, neutral at 0."""
         stops = _DARK_DIVERGING if self.dark else _LIGHT_DIVERGING
         place = (min(1.0, max(-1.0, value)) + 1.0) / 2.0 * (len(stops) - 1)
         low = min(int(place), len(stops) - 2)

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError
+from interp.figures.base import FigureError, layout_of
 
 __all__ = ["finish_pdf", "finish_png", "finish_svg", "has_raster"]
 
@@ -41,12 +41,12 @@ def finish_svg(data: bytes, figure: go.Figure) -> bytes:
         text = re.sub(
             rf"(?<=clip){random}|(?<=defs-){random}|(?<=legend){random}|(?<=\bg){random}", stable, text
         )
-    width, height = float(figure.layout.width), float(figure.layout.height)
-    meta = figure.layout.meta or {}
+    layout = layout_of(figure)
+    width, height, meta = layout["width"], layout["height"], layout["meta"]
     head = (
-        f'<svg class="main-svg" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'width="{width * 25.4 / 96:.3f}mm" height="{height * 25.4 / 96:.3f}mm" viewBox="0 0 {width:g} {height:g}" '
-        f'role="img" aria-label={quoteattr(meta.get("alt", ""))} '
+        '<svg class="main-svg" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'width="{width * 25.4 / 96:.3f}mm" height="{height * 25.4 / 96:.3f}mm" '
+        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label={quoteattr(meta.get("alt", ""))} '
     )
     style = re.search(r'<svg\b[^>]*?(style="[^"]*")', text)
     text = re.sub(
@@ -59,7 +59,7 @@ def finish_svg(data: bytes, figure: go.Figure) -> bytes:
 
 
 def finish_pdf(data: bytes, figure: go.Figure) -> bytes:
-    """Times set to a constant of the same length, so that the same figure gives the same bytes.
+    """Set times to a constant of the same length, so that the same figure gives the same bytes.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def finish_pdf(data: bytes, figure: go.Figure) -> bytes:
 def finish_png(data: bytes, figure: go.Figure) -> bytes:
     """Add the resolution, so that the image has the figure's size when placed in a document."""
     (width,) = struct.unpack(">I", data[16:20])
-    per_metre = round(width / (float(figure.layout.width) / 96 * 0.0254))
+    per_metre = round(width / (layout_of(figure)["width"] / 96 * 0.0254))
     body = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)
     chunk = struct.pack(">I", 9) + body + struct.pack(">I", zlib.crc32(body))
     end_of_header = len(_PNG_MAGIC) + 25

@@ -1,0 +1,261 @@
+"""Results as tables for the terminal, readable at 80 columns; undefined numbers are "–", with a footnote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import xarray as xr
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from interp.figures.base import number, require, unit_order
+from interp.specialization import arcs_text
+from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE
+
+__all__ = ["effect_table", "gate_table", "report_table", "show", "sweep_table", "unit_table"]
+
+_WIDEST_EFFECTS = 12  # phases that fit beside the units at 80 columns
+
+
+def report_table(
+    sweep: xr.Dataset,
+    knockout: xr.Dataset,
+    specialization: xr.Dataset,
+    gates: xr.Dataset | None = None,
+) -> Group:
+    """Return the main job's tables: accuracy by phase, then what each unit serves.
+
+    Parameters
+    ----------
+    sweep, knockout, specialization, gates : Dataset
+        Results of the four measurements; gates add the phases at which key and value gates peak.
+
+    Returns
+    -------
+    rich.console.Group
+        Two tables with their footnotes.
+
+    Raises
+    ------
+    FigureError
+        If one lacks its variables.
+    """
+    return Group(sweep_table(sweep), Text(), unit_table(knockout, specialization, gates))
+
+
+def show(name: str, dataset: xr.Dataset, console: Console | None = None) -> None:
+    """Print a result as a table, whatever it is.
+
+    Parameters
+    ----------
+    name : str
+        Title of a result that has no table of its own.
+    dataset : Dataset
+        A result.
+    console : rich.console.Console, optional
+        Standard output if not given.
+    """
+    (console or Console()).print(_table_of(name, dataset))
+
+
+def sweep_table(sweep: xr.Dataset) -> RenderableType:
+    """Accuracy by phase with 95% intervals; the worst phase is marked, and the gap is below."""
+    require(sweep, ["accuracy", "accuracy_low", "accuracy_high"], kind="phase_sweep")
+    a = sweep.attrs
+    table = _table(["phase", "accuracy (%)", "95% interval", ""])
+    accuracy, low, high = (
+        100 * sweep[f"accuracy{end}"].values.astype(float) for end in ("", "_low", "_high")
+    )
+    for phase in range(len(accuracy)):
+        mark = "worst" if phase == a.get("worst_phase") else ""
+        table.add_row(str(phase), number(accuracy[phase], 1), _interval(low[phase], high[phase]), mark)
+    lines = []
+    if {"gap_pp", "null_gap_pp"} <= set(a):
+        between = _interval(a.get("gap_pp_low", np.nan), a.get("gap_pp_high", np.nan))
+        null = number(a["null_gap_pp"], 1)
+        lines.append(f"Gap {number(a['gap_pp'], 1)} pp (95% {between}); {null} pp if phases meant nothing.")
+    if "period" in a:
+        period = str(int(a["period"])) if a["period"] else "none"
+        lines.append(f"Period found in the data: {period} (p {_p(float(a.get('period_p', np.nan)))}).")
+    title = f"Accuracy by phase{_of(sweep)}"
+    defined = np.isfinite([accuracy, low, high]).all()
+    return _titled(title, table, lines, undefined="" if defined else "all answers agree, or too few prompts")
+
+
+def unit_table(
+    knockout: xr.Dataset,
+    specialization: xr.Dataset,
+    gates: xr.Dataset | None = None,
+) -> RenderableType:
+    """Each unit: phases it serves, effect at its preferred phase (largest loss), p values, selectivity.
+
+    Units that serve nothing and change nothing significantly are counted in the footnote, not listed.
+    """
+    require(knockout, ["effect"], kind="knockout")
+    require(
+        specialization,
+        ["serves", "selectivity", "p_effect", "p_selective", "uncovered"],
+        kind="specialization",
+    )
+    heads = ["unit", "serves", "largest loss", "p", "selectivity", "p (selective)"]
+    peaks = _peaks(gates) if gates is not None else {}
+    table = _table(heads + (["gate peaks"] if peaks else []))
+    labels = [str(u) for u in specialization["unit"].values]
+    undefined, quiet = False, 0
+    loss = float(specialization.attrs.get("min_loss", np.inf))
+    for i in unit_order(labels):
+        unit = specialization.isel(unit=i)
+        effect = knockout["effect"].sel(unit=labels[i]).values.astype(float)
+        p_effect, serves = unit["p_effect"].values.astype(float), unit["serves"].values.astype(bool)
+        if (
+            not serves.any()
+            and not (p_effect < SIGNIFICANCE).any()
+            and not np.nanmin(effect, initial=0) <= -loss
+        ):
+            quiet += 1
+            continue
+        worst = int(np.nanargmin(effect)) if np.isfinite(effect).any() else -1
+        cells = [
+            f"{number(effect[worst])}% at {worst}" if worst >= 0 else "–",
+            _p(p_effect[worst]) if worst >= 0 else "–",
+            number(float(unit["selectivity"]), 2),
+            _p(float(unit["p_selective"])),
+        ]
+        undefined |= "–" in cells
+        row = [labels[i], arcs_text(serves), *cells]
+        table.add_row(
+            *row, *([peaks.get(labels[i], "–")] if peaks else []), style="bold" if serves.any() else ""
+        )
+    uncovered = specialization["uncovered"].values.astype(bool)
+    lines = [f"Served by no unit: {f'phases {arcs_text(uncovered)}' if uncovered.any() else 'no phase'}."]
+    if quiet:
+        lines.append(
+            f"{quiet} more unit{'s' if quiet > 1 else ''} serve nothing and change nothing significantly."
+        )
+    if peaks:
+        lines.append("Gate peaks: the phase that the key gate / the value gate weighs most.")
+    why = "serves no phase, no prompts, or too few clean answers right" if undefined else ""
+    return _titled(f"What knocking out one unit does{_of(knockout)}", table, lines, undefined=why)
+
+
+def effect_table(knockout: xr.Dataset) -> RenderableType:
+    """Effect of each unit in percent of clean accuracy, by phase; the strongest alone beyond 12 phases."""
+    require(knockout, ["effect"], kind="knockout")
+    effect = knockout["effect"].transpose("unit", ...).values.astype(float)
+    labels = [str(u) for u in knockout["unit"].values]
+    stride = effect.shape[1]
+    wide = stride <= _WIDEST_EFFECTS
+    heads = ["unit", *map(str, range(stride))] if wide else ["unit", "largest loss", "largest gain"]
+    table = _table(heads)
+    for i in unit_order(labels):
+        row = effect[i]
+        if wide:
+            table.add_row(labels[i], *(number(v) for v in row))
+        elif np.isfinite(row).any():
+            ends = int(np.nanargmin(row)), int(np.nanargmax(row))
+            table.add_row(labels[i], *(f"{number(row[e])}% at {e}" for e in ends))
+        else:
+            table.add_row(labels[i], "–", "–")
+    why = "" if np.isfinite(effect).all() else f"fewer than {MIN_CLEAN_CORRECT} clean answers right"
+    return _titled(f"Effect of knocking out one unit, % by phase{_of(knockout)}", table, undefined=why)
+
+
+def gate_table(gates: xr.Dataset) -> RenderableType:
+    """Where each gate peaks, and its static and per-window effective number of offsets."""
+    names = [
+        f"{kind}_{branch}" for kind in ("profile", "static", "per_window") for branch in ("key", "value")
+    ]
+    require(gates, names, kind="gate_profile")
+    window = f" (1 to W = {gates.attrs['window']})" if "window" in gates.attrs else ""
+    heads = [
+        "unit",
+        "peaks (key / value)",
+        "key static",
+        "key per window",
+        "value static",
+        "value per window",
+    ]
+    table = _table(heads)
+    labels = [str(u) for u in gates["unit"].values]
+    peaks, undefined = _peaks(gates), False
+    for i in unit_order(labels):
+        cells = [
+            number(float(gates[f"{kind}_{branch}"].values[i]), 2)
+            for branch in ("key", "value")
+            for kind in ("static", "per_window")
+        ]
+        undefined |= "–" in cells
+        table.add_row(labels[i], peaks[labels[i]], *cells)
+    why = "the layer has no such branch" if undefined else ""
+    return _titled(f"Effective number of offsets{window}{_of(gates)}", table, undefined=why)
+
+
+# ---- parts -------------------------------------------------------------------------------------------------
+
+
+def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
+    there = set(map(str, dataset.data_vars))
+    if {"accuracy", "accuracy_low", "accuracy_high"} <= there:
+        return sweep_table(dataset)
+    if {"serves", "loss", "selectivity", "p_effect", "p_selective", "uncovered"} <= there:
+        effect = dataset.rename(loss="effect").assign(effect=-dataset["loss"].rename(None))
+        return unit_table(effect[["effect"]], dataset)
+    if "effect" in there and dataset["effect"].ndim == 2 and "unit" in dataset["effect"].dims:
+        return effect_table(dataset)
+    if {"profile_key", "static_key", "per_window_key"} <= there:
+        return gate_table(dataset)
+    table = _table(["variable", "dims", "mean", "lowest", "highest"])
+    for variable in dataset.data_vars.values():
+        sizes = " × ".join(f"{d} {n}" for d, n in variable.sizes.items()) or "scalar"
+        table.add_row(str(variable.name), sizes, *_summary(variable.values))
+    return _titled(name, table)
+
+
+def _summary(values: np.ndarray) -> list[str]:
+    if values.dtype.kind not in "biuf" or not values.size or not np.isfinite(values).any():
+        return ["–"] * 3
+    finite = values[np.isfinite(values)].astype(float)
+    return [f"{x:.4g}".replace("-", "−") for x in (finite.mean(), finite.min(), finite.max())]
+
+
+def _peaks(gates: xr.Dataset) -> dict[str, str]:
+    """Phase of the highest gate profile, key / value, by unit."""
+    peaks = {}
+    for i, unit in enumerate(gates["unit"].values):
+        profiles = [
+            gates[f"profile_{branch}"].transpose("unit", "phase").values[i] for branch in ("key", "value")
+        ]
+        peaks[str(unit)] = " / ".join(
+            str(int(np.nanargmax(p))) if np.isfinite(p).any() else "–" for p in profiles
+        )
+    return peaks
+
+
+def _table(heads: Iterable[str]) -> Table:
+    table = Table(header_style="", box=None, pad_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    return table
+
+
+def _titled(title: str, table: Table, lines: Iterable[str] = (), *, undefined: str = "") -> Group:
+    """Title, table, notes; `undefined` says why a number is "–", empty if none is."""
+    notes = [*lines, *([f"– undefined: {undefined}."] if undefined else [])]
+    return Group(Text(title, style="bold"), table, *(Text(note, style="dim") for note in notes))
+
+
+def _of(dataset: xr.Dataset) -> str:
+    model = dataset.attrs.get("model", "")
+    return f", {model}" if model else ""
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{number(low, 1)} to {number(high, 1)}" if np.isfinite([low, high]).all() else "–"
+
+
+def _p(value: float) -> str:
+    if not np.isfinite(value):
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
