@@ -1,4 +1,4 @@
-"""What the project promises about itself: pinned versions, one direction of imports, commands that are there."""
+"""What the project promises about itself: pinned versions, imports one way, commands that are there."""
 
 from __future__ import annotations
 
