@@ -1,0 +1,140 @@
+"""What an ablated activation is replaced by: zero, a mean, a per-phase mean, or another prompt's value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hooks.errors import PhaselensError
+from hooks.sites import HookedModel, site
+from interp import engine
+from interp.engine import At, Rows
+from interp.phases import sample_blocks
+from interp.rng import derive_seed, numpy_rng
+from interp.tasks.prompts import Prompts, Task
+
+__all__ = ["Replace", "Replacement", "calibrate"]
+
+Replace = Literal["mean", "zero", "phase_mean", "resample"]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Replacement values of some sites for the prompts that are measured.
+
+    Attributes
+    ----------
+    kind : str
+        "mean", "zero", "phase_mean" or "resample".
+    values : dict of Tensor
+        By site: [1 or phases or donors, pos or 1, …]; empty for zero.
+    choice : Int64[Tensor, "n"] or None
+        Which row of `values` each measured prompt gets; None: the only one.
+    """
+
+    kind: str
+    values: dict[str, Tensor]
+    choice: Tensor | None
+
+    def at(self, name: str, tensor: Tensor, rows: Rows) -> Tensor:
+        """Values for a site's tensor of some prompts, of its shape (or broadcast over the batch)."""
+        if self.kind == "zero":
+            return torch.zeros_like(tensor[:1]).expand_as(tensor)
+        values = self.values[name]
+        if self.choice is not None:
+            values = values[self.choice.to(values.device)[rows.prompt]]
+        axes = site(name).axes
+        if "pos" in axes and values.shape[axes.index("pos")] > 1:
+            values = values.index_select(axes.index("pos"), rows.positions)
+        return values.expand_as(tensor).to(tensor.dtype)
+
+
+def calibrate(
+    model: HookedModel,
+    task: Task,
+    prompts: Prompts,
+    names: Sequence[str],
+    *,
+    replace: Replace,
+    at: At,
+    stride: int,
+    n: int,
+    seed: int,
+    memory: int = engine.MEMORY,
+    progress: bool | None = None,
+) -> Replacement:
+    """Measure replacement values on prompts that are disjoint in seed from the measured ones.
+
+    Parameters
+    ----------
+    model, task : HookedModel, Task
+        Calibration prompts come from `task`, balanced over residues, seeded by (seed, "calibration").
+    prompts : Prompts
+        Those that will be measured.
+    names : sequence of str
+        Sites.
+    replace : str
+        Means at all positions are per position; "resample" gives every prompt a donor of the same length and
+        residue, drawn by seed and prompt_id only.
+    at : "final" or "all"
+        Positions that are replaced.
+    stride : int
+        S, for "phase_mean".
+    n : int
+        Calibration prompts, rounded up to whole blocks of R.
+    seed, memory, progress
+        As in :func:`interp.engine.run`.
+
+    Raises
+    ------
+    PhaselensError
+        For another kind of replacement.
+    """
+    if replace not in get_args(Replace):
+        raise PhaselensError(f"replace={replace!r}; valid: {', '.join(get_args(Replace))}")
+    if replace == "zero":
+        return Replacement(replace, {}, None)
+    source = sample_blocks(task, n, derive_seed(seed, "calibration"))
+    group, choice = _groups(source, prompts, replace, stride, seed)
+    count = torch.bincount(group, minlength=int(group.max()) + 1)
+    sums: dict[str, Tensor] = {}
+    for chunk, kept in engine.activations(
+        model, source, list(dict.fromkeys(names)), at=at, memory=memory, progress=progress
+    ):
+        index = group[chunk.start : chunk.stop].to(model.device)
+        for name, tensor in kept.items():
+            wide = tensor.to(torch.float64)
+            if name not in sums:
+                sums[name] = wide.new_zeros((len(count), *tensor.shape[1:]))
+            sums[name].index_add_(0, index, wide)
+    dtype = next(iter(kept.values())).dtype
+    values = {
+        name: (total / count.to(total.device).reshape(-1, *[1] * (total.ndim - 1))).to(dtype)
+        for name, total in sums.items()
+    }
+    return Replacement(replace, values, choice)
+
+
+def _groups(
+    source: Prompts, prompts: Prompts, replace: str, stride: int, seed: int
+) -> tuple[Tensor, Tensor | None]:
+    """Which calibration prompts are averaged together, and which average each measured prompt gets."""
+    if replace == "mean":
+        return torch.zeros(len(source), dtype=torch.long), None
+    if replace == "phase_mean":
+        return source.residue % stride, prompts.residue % stride
+    blocks = len(source) // source.modulus
+    donor = {
+        int(i): int(numpy_rng(seed, "donor", int(i)).integers(blocks))
+        for i in prompts.prompt_id.unique().tolist()
+    }
+    block = torch.tensor([donor[int(i)] for i in prompts.prompt_id])
+    return torch.arange(len(source)), block * source.modulus + prompts.residue
+
+
+ValueAt = Callable[[str, Tensor, Rows], Tensor]
+"""How units ask for replacement values; :meth:`Replacement.at` is one."""

@@ -1,0 +1,221 @@
+"""What can be knocked out: heads, layers, branches, entries and gate offsets, each as edits at hook sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hooks.errors import PhaselensError, SiteError, did_you_mean
+from hooks.sites import HookedModel
+from interp.engine import Edit, Rows
+from interp.replacement import ValueAt
+from interp.tasks.prompts import Prompts
+
+__all__ = ["UNIT_KINDS", "Unit", "UnitKind", "select_units", "units"]
+
+UnitKind = Literal[
+    "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "gate_offset"
+]
+UNIT_KINDS: tuple[str, ...] = get_args(UnitKind)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing that can be knocked out.
+
+    Attributes
+    ----------
+    label : str
+        "layer", "layer.head" or "layer.offset".
+    layer, head : int
+        Head is −1 for units that are not one.
+    sites : tuple of str
+        Sites it is edited at.
+    replaced : bool
+        Whether a replacement value is written; branches, entries and offsets are masked instead (a zeroed
+        entry would still draw softmax mass).
+    edit : function
+        ``edit(site, tensor, rows, value_at) -> tensor``.
+    """
+
+    label: str
+    layer: int
+    head: int
+    sites: tuple[str, ...]
+    replaced: bool
+    edit: Callable[[str, Tensor, Rows, ValueAt | None], Tensor]
+
+    def edits(self, value_at: ValueAt | None) -> tuple[Edit, ...]:
+        """Bind replacement values."""
+
+        def bound(name: str) -> Edit:
+            return Edit(name, lambda tensor, rows: self.edit(name, tensor, rows, value_at))
+
+        return tuple(bound(name) for name in self.sites)
+
+
+def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list[Unit]:
+    """Every unit of a kind that a model has.
+
+    Parameters
+    ----------
+    model : HookedModel
+        The model.
+    kind : str
+        "kv_head" (the query heads that read one KV head), "head", "layer" (all heads of a layer), "mlp",
+        "exact_branch", "entry_branch", "target_entry" (the entries that pool the target), "gate_offset".
+    prompts : Prompts or None
+        Needed by kinds that mask columns: they depend on the prompts' length and targets.
+
+    Raises
+    ------
+    PhaselensError
+        For another kind, or a kind that this model has no unit of.
+    """
+    if kind not in _BUILDERS:
+        raise PhaselensError(f"unit={kind!r}; {did_you_mean(kind, UNIT_KINDS)}")
+    found = [unit for layer in range(model.cfg.n_layers) for unit in _BUILDERS[kind](model, layer, prompts)]
+    sites = set(model.site_names())
+    found = [unit for unit in found if sites.issuperset(unit.sites)]
+    if not found:
+        raise SiteError(f"model {model.name!r} has no {kind} to knock out; valid: head, layer")
+    return found
+
+
+def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Unit]:
+    """Pick units by label, in the order given; None keeps all.
+
+    Raises
+    ------
+    SiteError
+        For a label that does not exist, e.g. head 4 of 4.
+    """
+    if labels is None:
+        return list(found)
+    by_label = {unit.label: unit for unit in found}
+    for label in labels:
+        if label not in by_label:
+            raise SiteError(
+                f"unit {label!r} does not exist in this model; {did_you_mean(label, by_label, 40)}"
+            )
+    return [by_label[label] for label in labels]
+
+
+def _heads(label: str, layer: int, head: int, chosen: slice) -> Unit:
+    def edit(name: str, tensor: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+        assert value_at is not None
+        tensor[:, :, chosen] = value_at(name, tensor, rows)[:, :, chosen]
+        return tensor
+
+    return Unit(label, layer, head, (f"blocks.{layer}.attn.hook_z",), True, edit)
+
+
+def _head_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    return [_heads(f"{layer}.{h}", layer, h, slice(h, h + 1)) for h in range(model.cfg.n_heads)]
+
+
+def _kv_head_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    share = model.cfg.n_heads // model.cfg.n_kv_heads
+    return [
+        _heads(f"{layer}.{g}", layer, g, slice(g * share, (g + 1) * share))
+        for g in range(model.cfg.n_kv_heads)
+    ]
+
+
+def _layer_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    return [_heads(str(layer), layer, -1, slice(None))]
+
+
+def _mlp_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    def edit(name: str, tensor: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+        assert value_at is not None
+        return value_at(name, tensor, rows).clone()
+
+    return [Unit(str(layer), layer, -1, (f"blocks.{layer}.hook_mlp_out",), True, edit)]
+
+
+def _columns(model: HookedModel, layer: int, prompts: Prompts | None) -> tuple[int, int]:
+    """Numbers of exact and entry columns of a full attention map."""
+    if prompts is None:
+        raise PhaselensError("this kind of unit masks attention columns and needs the prompts")
+    length, geometry = prompts.tokens.shape[1], model.geometry(layer)
+    return length, geometry.n_entries(length) if geometry else 0
+
+
+def _masking(label: str, layer: int, hide: Callable[[Tensor, Rows], Tensor]) -> Unit:
+    def edit(name: str, tensor: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+        return hide(tensor, rows)
+
+    return Unit(label, layer, -1, (f"blocks.{layer}.attn.hook_attn_scores",), False, edit)
+
+
+def _exact_branch_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    exact, _ = _columns(model, layer, prompts)
+
+    def hide(scores: Tensor, rows: Rows) -> Tensor:
+        scores[..., :exact] = -torch.inf
+        return scores
+
+    return [_masking(str(layer), layer, hide)]
+
+
+def _entry_branch_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    exact, entries = _columns(model, layer, prompts)
+
+    def hide(scores: Tensor, rows: Rows) -> Tensor:
+        scores[..., exact : exact + entries] = -torch.inf
+        return scores
+
+    return [_masking(str(layer), layer, hide)] if model.geometry(layer) else []
+
+
+def _target_entry_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    exact, entries = _columns(model, layer, prompts)
+    geometry = model.geometry(layer)
+    if geometry is None or prompts is None:
+        return []
+    targets = prompts.target_position.tolist()
+
+    def hide(scores: Tensor, rows: Rows) -> Tensor:
+        for row, index in enumerate(rows.prompt.tolist()):
+            for entry in geometry.entries_of(targets[index]):
+                if entry < entries:
+                    scores[row, :, :, exact + entry] = -torch.inf
+        return scores
+
+    return [_masking(str(layer), layer, hide)]
+
+
+def _gate_offset_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    geometry, valid = model.geometry(layer), set(model.site_names())
+    if geometry is None:
+        return []
+    branches = ("key", "value")
+    sites = tuple(
+        name for b in branches if (name := f"blocks.{layer}.attn.compressor.{b}.hook_gate") in valid
+    )
+
+    def without(offset: int) -> Callable[[str, Tensor, Rows, ValueAt | None], Tensor]:
+        def edit(name: str, gate: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+            gate[:, :, offset] = 0.0
+            return gate / gate.sum(2, keepdim=True).clamp_min(torch.finfo(gate.dtype).tiny)
+
+        return edit
+
+    return [Unit(f"{layer}.{i}", layer, -1, sites, False, without(i)) for i in range(geometry.window)]
+
+
+_BUILDERS: dict[str, Callable[[HookedModel, int, Prompts | None], list[Unit]]] = {
+    "kv_head": _kv_head_units,
+    "head": _head_units,
+    "layer": _layer_units,
+    "mlp": _mlp_units,
+    "exact_branch": _exact_branch_units,
+    "entry_branch": _entry_branch_units,
+    "target_entry": _target_entry_units,
+    "gate_offset": _gate_offset_units,
+}
