@@ -8,21 +8,24 @@ that does not exist: nothing it tries can reach a network.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import html
 import json
 import logging
+import math
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError
+from interp.figures.base import FigureError, layout_of
 from interp.figures.vector import finish_pdf, finish_png, finish_svg
 
 __all__ = ["INSTALL_HINT", "RENDERED", "browser_path", "render", "render_many"]
@@ -98,27 +101,18 @@ def render_many(
             f"BROWSER_PATH={chosen} is not an executable file" if chosen else "no Chromium or Chrome found"
         )
         raise FigureError(f"{where}, which PDF, SVG and PNG need; {INSTALL_HINT}")
-    specs = [json.loads(str(figure.to_json())) for figure in figures]
-    jobs = [(i, format) for i in range(len(figures)) for format in formats]
-    raw = _in_session(browser, [(specs[i], format) for i, format in jobs], timeout_s)
-    result: list[dict[str, bytes]] = [{} for _ in figures]
-    for (i, format), data in zip(jobs, raw, strict=True):
-        finish: Callable[[bytes, go.Figure], bytes] = {
-            "pdf": finish_pdf,
-            "svg": finish_svg,
-            "png": finish_png,
-        }[format]
-        result[i][format] = finish(data, figures[i])
-    return result
+    return _in_session(browser, list(figures), tuple(dict.fromkeys(formats)), timeout_s)
 
 
-def _in_session(browser: str, jobs: list[tuple[dict[str, Any], str]], timeout_s: float) -> list[bytes]:
+def _in_session(
+    browser: str, figures: list[go.Figure], formats: tuple[str, ...], timeout_s: float
+) -> list[dict[str, bytes]]:
     """Run the session in a thread of its own, since the caller may be in an event loop (notebooks)."""
     outcome: dict[str, Any] = {}
 
     def work() -> None:
         try:
-            outcome["value"] = asyncio.run(_session(browser, jobs, timeout_s))
+            outcome["value"] = asyncio.run(_session(browser, figures, formats, timeout_s))
         except BaseException as error:
             outcome["error"] = error
 
@@ -126,10 +120,10 @@ def _in_session(browser: str, jobs: list[tuple[dict[str, Any], str]], timeout_s:
     thread.start()
     thread.join(timeout_s + 3 * _CLOSE_S)
     error = outcome.get("error")
+    if isinstance(error, FigureError):
+        raise error
     if thread.is_alive() or isinstance(error, TimeoutError):
-        raise FigureError(
-            f"{browser} rendered no figure within {timeout_s:g} s and was stopped; {INSTALL_HINT}"
-        )
+        raise FigureError(f"{browser} did not render within {timeout_s:g} s and was stopped; {INSTALL_HINT}")
     if error is not None:
         raise FigureError(
             f"{browser} failed to render ({type(error).__name__}: {error}); {INSTALL_HINT}"
@@ -137,7 +131,9 @@ def _in_session(browser: str, jobs: list[tuple[dict[str, Any], str]], timeout_s:
     return outcome["value"]
 
 
-async def _session(browser: str, jobs: list[tuple[dict[str, Any], str]], timeout_s: float) -> list[bytes]:
+async def _session(
+    browser: str, figures: list[go.Figure], formats: tuple[str, ...], timeout_s: float
+) -> list[dict[str, bytes]]:
     import kaleido  # half a second, and only exports need it
 
     for name in ("kaleido", "choreographer", "browser_proc"):
@@ -149,13 +145,66 @@ async def _session(browser: str, jobs: list[tuple[dict[str, Any], str]], timeout
     try:
         async with asyncio.timeout(timeout_s):
             await session.open()
-            return [await session.calc_fig(spec, opts=_options(format)) for spec, format in jobs]
+            page = await session.create_tab()
+            return [await _all_formats(session, page, figure, formats) for figure in figures]
     finally:
         await _close(session)
 
 
-def _options(format: str) -> Any:
-    return {"format": format, "scale": PNG_DPI / 96 if format == "png" else 1}
+async def _all_formats(
+    session: Any, page: Any, figure: go.Figure, formats: tuple[str, ...]
+) -> dict[str, bytes]:
+    """Have plotly.js draw the SVG once, and print and photograph that.
+
+    Kaleido's own PDFs have a margin of 0.1 inch that crops the figure, and it draws anew for each format.
+    """
+    spec = json.loads(str(figure.to_json()))
+    for i, trace in enumerate(spec["data"]):
+        trace["uid"] = f"{i:06d}"  # else random, and part of the SVG
+    svg = finish_svg(await session.calc_fig(spec, opts={"format": "svg"}), figure)
+    result: dict[str, bytes] = {"svg": svg}
+    layout = layout_of(figure)
+    width, height = float(layout["width"]), float(layout["height"])
+    if set(formats) - {"svg"}:
+        await _show(page, svg.decode(), title=layout["meta"].get("alt", ""))
+    if "pdf" in formats:
+        paper = {
+            "paperWidth": width / 96,
+            "paperHeight": height / 96,
+            "printBackground": True,
+            "pageRanges": "1",
+        }
+        margins = {f"margin{side}": 0 for side in ("Top", "Bottom", "Left", "Right")}
+        result["pdf"] = finish_pdf(
+            base64.b64decode((await _send(page, "Page.printToPDF", paper | margins))["data"])
+        )
+    if "png" in formats:
+        screen = {"width": math.ceil(width), "height": math.ceil(height), "mobile": False}
+        await _send(page, "Emulation.setDeviceMetricsOverride", screen | {"deviceScaleFactor": PNG_DPI / 96})
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        shot = await _send(page, "Page.captureScreenshot", {"format": "png", "clip": clip})
+        await _send(page, "Emulation.clearDeviceMetricsOverride", {})
+        result["png"] = finish_png(base64.b64decode(shot["data"]), dpi=PNG_DPI)
+    return {format: result[format] for format in formats}
+
+
+async def _show(page: Any, svg: str, *, title: str) -> None:
+    """Replace the page's document by the SVG, without any margin."""
+    frame = (await _send(page, "Page.getFrameTree", {}))["frameTree"]["frame"]["id"]
+    style = "@page{margin:0}html,body{margin:0;padding:0;overflow:hidden}svg{display:block}"
+    document = (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{style}</style></head><body>{svg}</body></html>"
+    )
+    await _send(page, "Page.setDocumentContent", {"frameId": frame, "html": document})
+
+
+async def _send(page: Any, command: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Send a command of the browser's DevTools protocol and return its result."""
+    answer = await page.send_command(command, params=parameters)
+    if "error" in answer:
+        raise RuntimeError(f"{command}: {answer['error'].get('message', answer['error'])}")
+    return answer["result"]
 
 
 async def _close(session: Any) -> None:

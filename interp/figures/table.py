@@ -129,7 +129,9 @@ def unit_table(
             *row, *([peaks.get(labels[i], "–")] if peaks else []), style="bold" if serves.any() else ""
         )
     uncovered = specialization["uncovered"].values.astype(bool)
-    lines = [f"Served by no unit: {f'phases {arcs_text(uncovered)}' if uncovered.any() else 'no phase'}."]
+    plural = "s" if uncovered.sum() > 1 else ""
+    none = f"phase{plural} {arcs_text(uncovered)}" if uncovered.any() else "no phase"
+    lines = [f"Served by no unit: {none}."]
     if quiet:
         lines.append(
             f"{quiet} more unit{'s' if quiet > 1 else ''} serve nothing and change nothing significantly."

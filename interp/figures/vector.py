@@ -58,7 +58,7 @@ def finish_svg(data: bytes, figure: go.Figure) -> bytes:
     return text.encode()
 
 
-def finish_pdf(data: bytes, figure: go.Figure) -> bytes:
+def finish_pdf(data: bytes) -> bytes:
     """Set times to a constant of the same length, so that the same figure gives the same bytes.
 
     Raises
@@ -70,10 +70,9 @@ def finish_pdf(data: bytes, figure: go.Figure) -> bytes:
     return re.sub(rb"/(CreationDate|ModDate) \(D:\d{14}", rb"/\1 (D:20000101000000", data)
 
 
-def finish_png(data: bytes, figure: go.Figure) -> bytes:
+def finish_png(data: bytes, *, dpi: int) -> bytes:
     """Add the resolution, so that the image has the figure's size when placed in a document."""
-    (width,) = struct.unpack(">I", data[16:20])
-    per_metre = round(width / (layout_of(figure)["width"] / 96 * 0.0254))
+    per_metre = round(dpi / 0.0254)
     body = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)
     chunk = struct.pack(">I", 9) + body + struct.pack(">I", zlib.crc32(body))
     end_of_header = len(_PNG_MAGIC) + 25
