@@ -91,6 +91,9 @@ def attend(
     float tensor [R, T, H, D]
         Per-head outputs before any inverse rotation.
     """
+    shared = any(segment.key.shape[0] != q.shape[0] for segment in segments)
+    if segments and hook_scores is None and not (hidden or may_be_empty or shared):
+        return _fused(q, segments, sink)
     rows, t, heads, d_head = q.shape
     wide = working_dtype(q.dtype)
     parts = []
@@ -116,6 +119,33 @@ def attend(
         sums.append(_mix(pattern[..., column : column + n], segment.value))
         column += n
     return torch.stack(sums).sum(0) if len(sums) > 1 else sums[0] if sums else torch.zeros_like(q)
+
+
+def _fused(q: Tensor, segments: list[Segment], sink: Tensor | None) -> Tensor:
+    """Return the same without forming maps: torch's scaled-dot-product kernel over all columns at once.
+
+    The sink is a key of zeros whose mask adds its logit and whose value is zero.
+    """
+    groups, t = segments[0].key.shape[2], q.shape[1]
+    key = torch.cat([segment.key for segment in segments], dim=1)
+    value = torch.cat([segment.value for segment in segments], dim=1)
+    masks = [
+        q.new_ones((t, segment.key.shape[1]), dtype=torch.bool) if segment.mask is None else segment.mask
+        for segment in segments
+    ]
+    mask = torch.cat(masks, dim=-1)
+    if sink is not None:
+        key, value = nn.functional.pad(key, (0, 0, 0, 0, 0, 1)), nn.functional.pad(value, (0, 0, 0, 0, 0, 1))
+        bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
+        column = sink.to(q.dtype)[:, None, None].expand(-1, t, 1)
+        mask = torch.cat((bias.expand(len(sink), -1, -1), column), dim=-1)
+    heads = q.shape[2] // groups
+    key = rearrange(key.repeat_interleave(heads, dim=2), "r n h d -> r h n d")
+    value = rearrange(value.repeat_interleave(heads, dim=2), "r n h d -> r h n d")
+    out = nn.functional.scaled_dot_product_attention(
+        rearrange(q, "r t h d -> r h t d"), key, value, attn_mask=mask
+    )
+    return rearrange(out, "r h t d -> r t h d")
 
 
 class Attention(nn.Module):

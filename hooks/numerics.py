@@ -33,8 +33,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Scale `x` to unit root mean square, then by the learned weight."""
         wide = x.to(working_dtype(x.dtype))
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (scaled * self.weight).to(x.dtype)
+        weight = self.weight.to(wide.dtype)
+        return nn.functional.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
 
 
 def rope_tables(
