@@ -79,8 +79,10 @@ def find_period(
     The score is the adjusted R² of the classes t mod candidate on values less their prompt_id's mean. Under
     the null, positions are permuted across prompt_ids: a prompt_id gets all positions of another, in random
     order, so that the difficulty of a prompt is never mistaken for a class. Max over candidates. A proper
-    divisor fits as well as the best candidate if permuting positions among rows of the same divisor class
-    explains as much more (p > level); the smallest such divisor is the period.
+    divisor of the best candidate fits as well if permuting rows within the divisor's classes gives a score as
+    large (p > level); the smallest such divisor is the period. That nested test takes the max over all
+    multiples of the divisor, as the best one was picked among them: testing the picked one alone, a true
+    period of 2 came out as a multiple of it in 21 of 100 simulated samples.
     """
     array = np.asarray(values, dtype=float)
     if array.ndim == 1:
@@ -109,15 +111,14 @@ def find_period(
         largest.append(classes.scores(shuffled, total).max(axis=1))
     p = float((1 + (np.concatenate(largest) >= observed.max() - _TIE).sum()) / (n_permutations + 1))
 
-    def nested(divisor: int, best: int) -> float:
-        return _nested_rows(
-            centred.reshape(-1),
-            positions,
-            divisor,
-            best,
-            numpy_rng(seed, "nested", divisor, best),
-            n_permutations,
-        )
+    def nested(divisor: int) -> float:
+        shuffle = _within_classes(positions % divisor, numpy_rng(seed, "nested", divisor))
+        finer = classes.multiples(divisor)
+        largest = []
+        for start in range(0, n_permutations, step):
+            order = shuffle(min(step, n_permutations - start))
+            largest.append(finer.scores(centred.reshape(-1)[order], total).max(axis=1))
+        return float((1 + (np.concatenate(largest) >= observed.max() - _TIE).sum()) / (n_permutations + 1))
 
     return _decide(classes.all_scores(observed), p, nested, level)
 
@@ -176,16 +177,15 @@ def period_of_counts(
     largest = classes.scores(drawn - mean * trials, total).max(axis=1)
     p = float((1 + (largest >= observed.max() - _TIE).sum()) / (n_permutations + 1))
 
-    def nested(divisor: int, best: int) -> float:
-        rng = numpy_rng(seed, "nested counts", divisor, best)
+    def nested(divisor: int) -> float:
+        rng = numpy_rng(seed, "nested counts", divisor)
         drawn = np.empty((n_permutations, counts.size))
         for k in range(divisor):
             drawn[:, k::divisor] = _hypergeometric(
                 counts[k::divisor], trials[k::divisor], rng, n_permutations
             )
-        fine = _Classes(residues, [best], freedom=classes.freedom, weights=weights)
-        between = fine.between(np.vstack([counts, drawn]) - mean * trials)[:, 0]
-        return float((1 + (between[1:] >= between[0] - _TIE * total).sum()) / (n_permutations + 1))
+        largest = classes.multiples(divisor).scores(drawn - mean * trials, total).max(axis=1)
+        return float((1 + (largest >= observed.max() - _TIE).sum()) / (n_permutations + 1))
 
     scores = {c: np.nan for c in possible} | classes.all_scores(observed)
     return _decide(scores, p, nested, level)
@@ -203,6 +203,7 @@ class _Classes:
         weights: Float[np.ndarray, " row"] | None = None,
     ) -> None:
         weights = np.ones(positions.size) if weights is None else weights
+        self._positions, self._weights = positions, weights
         self.candidates = tuple(candidates)
         self.freedom = freedom
         self.tested: list[int] = []
@@ -227,6 +228,11 @@ class _Classes:
         self._first = np.cumsum([0] + [size.size for size in sizes[:-1]])
         self._extra = np.array([size.size - 1 for size in sizes])
 
+    def multiples(self, divisor: int) -> _Classes:
+        """Keep the tested candidates that refine `divisor`."""
+        finer = [c for c in self.tested if c % divisor == 0]
+        return _Classes(self._positions, finer, freedom=self.freedom, weights=self._weights)
+
     def between(
         self, centred: Float[np.ndarray, "permutation row"]
     ) -> Float[np.ndarray, "permutation candidate"]:
@@ -248,42 +254,30 @@ class _Classes:
         )
 
 
-def _decide(scores: dict[int, float], p: float, nested: Callable[[int, int], float], level: float) -> Period:
+def _decide(scores: dict[int, float], p: float, nested: Callable[[int], float], level: float) -> Period:
     """Best candidate, or its smallest proper divisor that fits as well, or 0."""
     if p > level:
         return Period(0, p, scores)
     best = max((c for c in scores if not np.isnan(scores[c])), key=lambda c: (scores[c], -c))
     for divisor in range(2, best):
-        if best % divisor == 0 and nested(divisor, best) > level:
+        if best % divisor == 0 and nested(divisor) > level:
             return Period(divisor, p, scores)
     return Period(best, p, scores)
 
 
-def _nested_rows(
-    centred: Float[np.ndarray, " row"],
-    positions: Int[np.ndarray, " row"],
-    divisor: int,
-    best: int,
-    rng: np.random.Generator,
-    n_permutations: int,
-) -> float:
-    """Return the p of `best` explaining no more than `divisor`, permuting within the classes of `divisor`."""
-    observed = 0.0
-    drawn = np.zeros(n_permutations)
-    for k in range(divisor):
-        here = positions % divisor == k
-        values = centred[here]
-        indicator = (positions[here, None] % best == np.arange(k, best, divisor)).astype(float)
-        indicator = indicator[:, indicator.any(axis=0)]
-        size = indicator.sum(axis=0)
-        observed += float(((values @ indicator) ** 2 / size).sum())
-        step = max(1, _CHUNK // max(1, values.size))
-        for start in range(0, n_permutations, step):
-            stop = min(start + step, n_permutations)
-            order = rng.random((stop - start, values.size)).argsort(axis=-1)
-            drawn[start:stop] += ((values[order] @ indicator) ** 2 / size).sum(axis=1)
-    tolerance = _TIE * float((centred**2).sum())
-    return float((1 + (drawn >= observed - tolerance).sum()) / (n_permutations + 1))
+def _within_classes(
+    classes: Int[np.ndarray, " row"], rng: np.random.Generator
+) -> Callable[[int], Int[np.ndarray, "permutation row"]]:
+    """Return a drawer of row orders that move rows within their class only."""
+    members = [np.flatnonzero(classes == k) for k in np.unique(classes)]
+
+    def draw(size: int) -> Int[np.ndarray, "permutation row"]:
+        order = np.empty((size, classes.size), dtype=int)
+        for rows in members:
+            order[:, rows] = rows[rng.random((size, rows.size)).argsort(axis=-1)]
+        return order
+
+    return draw
 
 
 def _hypergeometric(
