@@ -51,7 +51,7 @@ Padding = Annotated[
         help="How the target reaches a residue: gaps between records vary, or all records move together."
     ),
 ]
-Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is removed, one at a time.")]
+Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
 
 
 # --------------------------------------------------------------------------- measuring
@@ -157,15 +157,21 @@ def patch(
     model: Model,
     *,
     out: Out = None,
+    pairs: Annotated[
+        Literal["shift", "value"],
+        Parameter(help="What the two prompts of a pair differ in: the target's phase, or its value."),
+    ] = "shift",
+    shift: Annotated[int, Parameter(help="How far the target moves, in residues.")] = 1,
+    unit: Unit = "head",
     n: Count = None,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Patch activations from a prompt into the same prompt shifted to another phase.
+    """Patch each head's output from a prompt into the same prompt shifted to another phase.
 
-    Example: phaselens patch w8s8-2kv -o runs/patch
+    Example: phaselens patch w8s8-2kv --shift 3 -o runs/patch
     """
     from interp import cli_run
 
@@ -173,7 +179,7 @@ def patch(
         from interp.patching import patch as patching
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        return {"patch": patching(hooked, task, n=n, seed=seed)}
+        return {"patch": patching(hooked, task, pairs=pairs, shift=shift, unit=unit, n=n, seed=seed)}
 
     cli_run.run(work, out, as_json=json)
 
