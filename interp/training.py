@@ -116,6 +116,7 @@ def fit(
     folder: Path | None = None,
     save_every: int = 500,
     progress: bool = True,
+    compiled: bool = True,
 ) -> Iterator[tuple[int, float, float]]:
     """Train a module in place, yielding (step, loss, accuracy) now and then.
 
@@ -137,6 +138,8 @@ def fit(
         Steps between saves.
     progress : bool
         Show a bar.
+    compiled : bool
+        On a GPU, compile the forward pass first.
     """
     model.to(device).train()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -148,6 +151,8 @@ def fit(
         weight_decay=recipe.weight_decay,
         fused=device.type == "cuda",
     )
+    # One fused graph a step: several times faster on a GPU, and several runs share one better.
+    forward = torch.compile(model) if compiled and device.type == "cuda" else model
     start = _resume(model, optimiser, names, folder, recipe, seed) if folder else 0
     bar = tqdm(
         range(start, recipe.steps), initial=start, total=recipe.steps, disable=not progress, desc="training"
@@ -160,7 +165,7 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate(step)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = model(tokens)
+            logits = forward(tokens)
             logits = logits if isinstance(logits, Tensor) else logits.logits
         scored = targets != -100
         picked, wanted = logits[scored].float(), targets[scored]
