@@ -30,11 +30,14 @@ class DeepseekCache:
         Number of sequences.
     forked : bool
         Read-only: calls read the shared past, with U rows per sequence, and store nothing.
+    ids : integer tensor [rows, pos] or None
+        Of a fork: the tokens its call began with, for the layers that route by token id.
     """
 
     hf: Any
     batch: int
     forked: bool = False
+    ids: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -43,7 +46,9 @@ class DeepseekCache:
 
     def clone(self) -> DeepseekCache:
         """Return an independent copy."""
-        return DeepseekCache(_mapped(self.hf, Tensor.clone), self.batch, self.forked)
+        return DeepseekCache(
+            _mapped(self.hf, Tensor.clone, range(len(self.hf.layers))), self.batch, self.forked
+        )
 
     def fork(self) -> DeepseekCache:
         """Return a read-only view for one call of U·B rows (row = b·U + u); see ``hooks.sites.Cache``."""
@@ -61,8 +66,17 @@ class DeepseekCache:
             f"crop({n}): DeepSeek-V4's cache drops closed windows and cannot go back; clone() it before"
         )
 
-    def for_rows(self, rows: int) -> Any:
-        """Return the Hugging Face cache that a call of `rows` rows may write to.
+    def ids_for(self, streams: Any) -> Tensor | None:
+        """Token ids of residual streams [rows, pos, …] that continue this fork's call; None if unknown."""
+        if self.ids is None or not isinstance(streams, Tensor) or streams.ndim < 2:
+            return None
+        variants, left = divmod(streams.shape[0], self.ids.shape[0])
+        return (
+            None if left or streams.shape[1] != self.ids.shape[1] else self.ids.repeat_interleave(variants, 0)
+        )
+
+    def for_rows(self, rows: int, layers: range) -> Any:
+        """Return the Hugging Face cache that a call of `rows` rows through some layers may write to.
 
         Raises
         ------
@@ -74,14 +88,15 @@ class DeepseekCache:
         if not self.forked:
             return self.hf
         times = rows // self.batch
-        return _mapped(self.hf, lambda tensor: tensor.repeat_interleave(times, 0) if times > 1 else tensor)
+        return _mapped(self.hf, lambda t: t.repeat_interleave(times, 0) if times > 1 else t, layers)
 
 
-def _mapped(cache: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Copy a cache, sending every tensor that has a batch axis through `change`."""
+def _mapped(cache: Any, change: Callable[[Tensor], Tensor], layers: range) -> Any:
+    """Copy a cache, sending every tensor of some layers that has a batch axis through `change`."""
     out = copy.copy(cache)
-    out.layers = [copy.copy(layer) for layer in cache.layers]
-    for layer in out.layers:
+    out.layers = list(cache.layers)
+    for index in layers:
+        layer = out.layers[index] = copy.copy(cache.layers[index])
         keys, values = layer.keys, layer.values
         for name, value in vars(layer).items():
             if isinstance(value, dict):

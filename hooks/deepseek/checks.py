@@ -117,19 +117,18 @@ def check_model(model: HookedDeepseekV4, hf_model: Any) -> None:
             f"{len(silent)} promised sites do not fire with this transformers: {', '.join(silent[:6])}"
         )
     _require_equal("logits with and without observers", observed, expected)
-    half = next(model.hf.parameters()).dtype not in (torch.float32, torch.float64)
+    half = next(model.plain.parameters()).dtype not in (torch.float32, torch.float64)
     for layer in range(model.cfg.n_layers):
         _check_layer(f"blocks.{layer}.", seen, 3e-2 if half else 1e-4)
 
 
 def _check_layer(prefix: str, seen: dict[str, Tensor], tolerance: float) -> None:
-    branch = f"{prefix}attn.compressor.key."
-    for name in (f"{branch}hook_gate", f"{prefix}attn.indexer.hook_gate"):
-        if name in seen:
-            _require_close(f"{name} summed over slots", seen[name].sum(2), torch.ones(()), tolerance)
-    if f"{branch}hook_gate" in seen:
-        mixed = (seen[f"{branch}hook_gate"] * seen[f"{branch}hook_payload"]).sum(2)
-        _require_close(f"{branch}hook_gate ⊙ hook_payload", mixed, seen[f"{branch}hook_pooled"], tolerance)
+    for branch in (f"{prefix}attn.compressor.key.", f"{prefix}attn.indexer.compressor."):
+        if f"{branch}hook_gate" in seen:
+            gate, payload = seen[f"{branch}hook_gate"], seen[f"{branch}hook_payload"]
+            _require_close(f"{branch}hook_gate summed over slots", gate.sum(2), torch.ones(()), tolerance)
+            pooled = seen[f"{branch}hook_pooled"]
+            _require_close(f"{branch}hook_gate ⊙ hook_payload", (gate * payload).sum(2), pooled, tolerance)
     pattern = seen[f"{prefix}attn.hook_pattern"].sum(-1)
     _require_close(f"{prefix}attn.hook_pattern summed over keys and sink", pattern, torch.ones(()), tolerance)
     heads, out = seen[f"{prefix}attn.hook_result"].sum(2), seen[f"{prefix}hook_attn_out"]

@@ -7,12 +7,12 @@ no single residual stream.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,69 +24,18 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Atten
 
 from hooks.deepseek.cache import DeepseekCache
 from hooks.deepseek.checks import check_model, refuse_model, require_finite, require_plain_positions
-from hooks.deepseek.taps import ATTENTION, FIRING_ORDER, BlockSites, Call, LayerTap, plain
+from hooks.deepseek.pooling import Call
+from hooks.deepseek.sizes import SlotLabel, sizes_of, slots
+from hooks.deepseek.taps import ATTENTION, FIRING_ORDER, BlockSites, LayerTap, plain
 from hooks.errors import ConfigError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.running import StrictHooks, as_tokens
 
-__all__ = ["DeepseekSizes", "HookedDeepseekV4", "SlotLabel", "hook_deepseek_v4"]
+__all__ = ["HookedDeepseekV4", "hook_deepseek_v4"]
 
 _CACHE_ARGUMENT = (
     "cache" if "cache" in inspect.signature(DeepseekV4Attention.forward).parameters else "past_key_values"
 )
-
-
-class SlotLabel(NamedTuple):
-    """What a compressor slot holds.
-
-    Attributes
-    ----------
-    offset : int
-        Slot 0 … W−1.
-    series : str
-        "a": a token's contribution to the entry after its own; "b": to its own entry.
-    phase : int
-        Phase of the token.
-    token : int or None
-        Its position; None where the first entry has no such token (its gate is exactly 0).
-    """
-
-    offset: int
-    series: str
-    phase: int
-    token: int | None
-
-
-@dataclass(frozen=True)
-class DeepseekSizes:
-    """Sizes of a hooked DeepSeek-V4, under the names our own models use."""
-
-    n_layers: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_vocab: int
-    exact_window: int
-    n_streams: int
-    layer_types: tuple[str, ...]
-    stride: tuple[int | None, ...]
-    window: tuple[int | None, ...]
-    device: str
-
-    @property
-    def n_key_value_heads(self) -> int:
-        """TransformerLens's name for the number of KV heads."""
-        return self.n_kv_heads
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """The distinct strides of the compressed layers, ascending."""
-        return tuple(sorted({stride for stride in self.stride if stride}))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return json.loads(json.dumps(asdict(self)))
 
 
 class HookedDeepseekV4(StrictHooks):
@@ -120,6 +69,7 @@ class HookedDeepseekV4(StrictHooks):
     tensor for keys and values.
     """
 
+    plain: Any
     hf: Any
     bridge: Any
     layers: list[Any]
@@ -131,12 +81,14 @@ class HookedDeepseekV4(StrictHooks):
         config = hf_model.config
         shared = {id(t): t for t in [*hf_model.parameters(), *hf_model.buffers()]}
         # Kept out of the module tree: setup() would rename the bridge's components.
+        self.__dict__["plain"] = hf_model
         self.__dict__["hf"] = copy.deepcopy(hf_model, shared).eval()
+        self._pairs = list(zip(self.hf.modules(), hf_model.modules(), strict=True))
         self.__dict__["bridge"] = build_bridge_from_module(
             self.hf, "DeepseekV4ForCausalLM", hf_config=self.hf.config
         )
         self.hf.config._attn_implementation = ATTENTION
-        self.cfg = _sizes(config, next(hf_model.parameters()).device)
+        self.cfg = sizes_of(config, next(hf_model.parameters()).device)
         self.task: dict[str, Any] | None = getattr(config, "phaselens_task", None)
         self.hook_embed = HookPoint()
         self.blocks = nn.ModuleList(BlockSites(kind) for kind in config.layer_types)
@@ -155,7 +107,7 @@ class HookedDeepseekV4(StrictHooks):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self.hf.parameters()).device
+        return self.plain.lm_head.weight.device
 
     def geometry(self, layer: int) -> ChunkGeometry | None:
         """Geometry of a layer's compressor, None in sliding layers."""
@@ -185,16 +137,7 @@ class HookedDeepseekV4(StrictHooks):
             raise ConfigError(
                 f"layer {layer} has no compressor; valid: {', '.join(map(str, compressed)) or 'none'}"
             )
-        first = (entry + 1) * geometry.stride - geometry.window
-        return [
-            SlotLabel(
-                offset,
-                "a" if offset < geometry.window - geometry.stride else "b",
-                geometry.offset_phase(offset),
-                first + offset if first + offset >= 0 else None,
-            )
-            for offset in range(geometry.window)
-        ]
+        return slots(geometry, entry)
 
     def site_names(self) -> list[str]:
         """Every hook name that fires in this model, in order of firing."""
@@ -203,22 +146,24 @@ class HookedDeepseekV4(StrictHooks):
 
     def content_hash(self) -> str:
         """SHA-256 over configuration and weights."""
-        volatile = ("transformers_version", "_name_or_path", "architectures", "dtype", "use_cache")
-        config = {
-            k: v for k, v in self.hf.config.to_dict().items() if k not in volatile and not k.startswith("_")
+        config = self.plain.config.to_dict()
+        fields = {
+            name: config.get(name) for name in type(self.plain.config).__annotations__ if name != "use_cache"
         }
-        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        tensors = dict(self.hf.named_parameters()) | dict(self.hf.named_buffers())
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
+        tensors = dict(self.plain.named_parameters()) | dict(self.plain.named_buffers())
         for name, tensor in sorted(tensors.items()):
-            digest.update(
-                f"{name.replace('.original_component', '')}{tensor.dtype}{list(tensor.shape)}".encode()
-            )
+            digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of the Hugging Face model, which the given model shares."""
-        return self.hf.named_parameters(*args, **kwargs)
+        """Parameters of the Hugging Face model."""
+        return self.plain.named_parameters(*args, **kwargs)
+
+    def trainable(self) -> Any:
+        """Return the Hugging Face model: what changes in it changes here."""
+        return self.plain
 
     def to_tokens(self, tokens: Any) -> Tensor:
         """Check token ids; text needs a tokenizer, which is not part of a model here."""
@@ -239,10 +184,18 @@ class HookedDeepseekV4(StrictHooks):
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HookedDeepseekV4:
-        """Move or cast: the weights, shared with the given model, go along."""
-        self.hf._apply(fn, recurse)
-        self.cfg = _sizes(self.hf.config, self.device)
+        """Move or cast the given model, and this one with it."""
+        self.plain._apply(fn, recurse)
+        self._follow()
         return self
+
+    def _follow(self) -> None:
+        """Point to the given model's tensors, wherever they have gone."""
+        for mine, theirs in self._pairs:
+            mine._parameters.update(theirs._parameters)
+            mine._buffers.update(theirs._buffers)
+        if str(self.device) != self.cfg.device:
+            self.cfg = dataclasses.replace(self.cfg, device=str(self.device))
 
     # ------------------------------------------------------------------ running it
 
@@ -275,7 +228,8 @@ class HookedDeepseekV4(StrictHooks):
         last_only : bool
             In the last layer's MLP, the final norm and the unembedding, compute the last position alone.
         token_ids : integer tensor [batch, pos] or None
-            With `start_at_layer`, for MoE layers that route by token id.
+            With `start_at_layer`, for MoE layers that route by token id. A forked cache remembers those of
+            the call that began with tokens.
         attention_mask, position_ids : Tensor or None
             Only what changes nothing: all ones; 0, 1, 2 … continuing the cache.
 
@@ -291,6 +245,7 @@ class HookedDeepseekV4(StrictHooks):
         ModelCheckError
             If logits are NaN or infinite.
         """
+        self._follow()
         first, last = start_at_layer or 0, self.cfg.n_layers if stop_at_layer is None else stop_at_layer
         if not 0 <= first <= last <= self.cfg.n_layers:
             raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
@@ -298,9 +253,12 @@ class HookedDeepseekV4(StrictHooks):
             ids: Tensor | None = as_tokens(tokens, self.cfg.d_vocab, self.device)
             streams = self._embedded(ids)
         else:
-            ids = None if token_ids is None else as_tokens(token_ids, self.cfg.d_vocab, self.device)
+            ids = token_ids if token_ids is not None or cache is None else cache.ids_for(tokens)
+            ids = None if ids is None else as_tokens(ids, self.cfg.d_vocab, self.device)
             streams = self._streams(tokens, ids, first, last)
-        hf_cache = None if cache is None else cache.for_rows(streams.shape[0])
+        hf_cache = None if cache is None else cache.for_rows(streams.shape[0], range(first, last))
+        if cache is not None and cache.forked and start_at_layer is None:
+            cache.ids = ids
         past = _absorbed(hf_cache, first, last)
         require_plain_positions(attention_mask, position_ids, past, streams.shape[1])
         self._call = Call(past, streams.shape[1], hf_cache)
@@ -418,22 +376,3 @@ def _absorbed(hf_cache: Any, first: int, last: int) -> int:
             "run all layers, or fork() the cache before running some"
         )
     return lengths.pop() if lengths else 0
-
-
-def _sizes(config: Any, device: torch.device) -> DeepseekSizes:
-    rates = [config.compress_rates.get(kind) for kind in config.layer_types]
-    double = [kind == "compressed_sparse_attention" for kind in config.layer_types]
-    return DeepseekSizes(
-        n_layers=config.num_hidden_layers,
-        d_model=config.hidden_size,
-        n_heads=config.num_attention_heads,
-        n_kv_heads=1,
-        d_head=config.head_dim,
-        d_vocab=config.vocab_size,
-        exact_window=config.sliding_window,
-        n_streams=config.hc_mult,
-        layer_types=tuple(config.layer_types),
-        stride=tuple(rates),
-        window=tuple(rate and rate * (2 if two else 1) for rate, two in zip(rates, double, strict=True)),
-        device=str(device),
-    )

@@ -6,18 +6,17 @@ Axis legend: batch B, pos T, query head H, head dim D, entries E (n of them clos
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformer_lens.hook_points import HookPoint
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import eager_attention_forward, repeat_kv
 
+from hooks.deepseek.pooling import BranchSites, Call, PoolTap
 from hooks.errors import SiteError
 from hooks.geometry import ChunkGeometry
 from hooks.running import watched
@@ -27,14 +26,13 @@ __all__ = ["ATTENTION", "FIRING_ORDER", "BlockSites", "Call", "LayerTap", "plain
 ATTENTION = "phaselens_eager"
 """Name under which the observed eager attention is registered with transformers."""
 
+_SLOTS = ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled")
 FIRING_ORDER = [
     "hook_resid_pre",
     *(f"attn.{name}" for name in ("hook_q", "hook_k")),
-    *(
-        f"attn.compressor.key.{name}"
-        for name in ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled")
-    ),
-    *(f"attn.indexer.{name}" for name in ("hook_gate_logits", "hook_gate", "hook_scores", "hook_picks")),
+    *(f"attn.compressor.key.{name}" for name in _SLOTS),
+    *(f"attn.indexer.compressor.{name}" for name in (*_SLOTS, "hook_entry")),
+    *(f"attn.indexer.{name}" for name in ("hook_scores", "hook_picks")),
     "attn.compressor.key.hook_entry",
     *(f"attn.{name}" for name in ("hook_rot_q", "hook_rot_k", "hook_v", "hook_entry_k", "hook_entry_v")),
     *(f"attn.{name}" for name in ("hook_attn_scores", "hook_pattern", "hook_z", "hook_result")),
@@ -43,21 +41,12 @@ FIRING_ORDER = [
 """Sites of a layer, in order of firing; sliding and heavily compressed layers lack some."""
 
 
-class BranchSites(nn.Module):
-    """Hook points of the one compressor branch: keys are values in this class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hook_gate_logits, self.hook_gate, self.hook_payload = HookPoint(), HookPoint(), HookPoint()
-        self.hook_pooled, self.hook_entry = HookPoint(), HookPoint()
-
-
 class IndexerSites(nn.Module):
-    """Hook points of the lightning indexer: its own gate, its scores, its picks."""
+    """Hook points of the lightning indexer: its own compressor, its scores, its picks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hook_gate_logits, self.hook_gate = HookPoint(), HookPoint()
+        self.compressor = BranchSites()
         self.hook_scores, self.hook_picks = HookPoint(), HookPoint()
 
 
@@ -95,40 +84,6 @@ class BlockSites(nn.Module):
         self.hook_mlp_out, self.hook_resid_post = HookPoint(), HookPoint()
 
 
-@dataclass(frozen=True)
-class Call:
-    """The call in progress: tokens absorbed before it, its own tokens, and the cache it writes to."""
-
-    past: int
-    new: int
-    cache: Any
-
-
-class PoolWatch(TorchFunctionMode):
-    """Catches the softmax and the product inside one compressor's forward.
-
-    The first softmax is the gate over a window's slots (its input the logits, −inf in clipped slots); the
-    first product after it is payload times gate. Everything else passes.
-    """
-
-    def __init__(self, logits: HookPoint, gate: HookPoint, payload: HookPoint | None) -> None:
-        super().__init__()
-        self.logits, self.gate, self.payload = logits, gate, payload
-        self.step = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.step == 0 and func in (Tensor.softmax, torch.softmax, F.softmax):
-            self.step = 1
-            logits = _per_head(self.logits, args[0])
-            return _per_head(self.gate, func(logits, *args[1:], **kwargs))
-        if self.step == 1 and func in (Tensor.mul, Tensor.__mul__, torch.mul):
-            self.step = 2
-            if self.payload is not None:
-                args = (_per_head(self.payload, args[0]), *args[1:])
-        return func(*args, **kwargs)
-
-
 class LayerTap:
     """Puts one layer's hook points into its Hugging Face attention.
 
@@ -161,18 +116,15 @@ class LayerTap:
         self.core.o_b_proj.register_forward_hook(self._result)
         if geometry is not None:
             compressor = plain(self.core.compressor)
+            where: dict[str, Any] = {"layer": self.core.layer_idx, "geometry": geometry, "call": call}
+            self.pool = PoolTap(sites.branch, compressor, name="compressor", **where)
             compressor.forward = _bound(self._compress, compressor.forward)
-            compressor.kv_norm.register_forward_pre_hook(self._pooled)
-        if hasattr(sites, "indexer"):
-            indexer = plain(plain(self.core.compressor).indexer)
-            indexer.forward = _bound(self._index, indexer.forward)
-            indexer.scorer.register_forward_hook(self._index_scores)
-
-    def entries(self, call: Call) -> tuple[int, int]:
-        """How many entries there were before a call, and how many there are with it."""
-        if self.geometry is None:
-            return 0, 0
-        return self.geometry.n_entries(call.past), self.geometry.n_entries(call.past + call.new)
+            if hasattr(sites, "indexer"):
+                indexer = plain(compressor.indexer)
+                self.index_pool = PoolTap(sites.indexer.compressor, indexer, name="indexer", **where)
+                indexer.forward = _bound(self._index, indexer.forward)
+                indexer.scorer.register_forward_pre_hook(self._index_keys)
+                indexer.scorer.register_forward_hook(self._index_scores)
 
     # ------------------------------------------------------------------ projections
 
@@ -215,65 +167,26 @@ class LayerTap:
             shares.append(second(first(grouped).flatten(2)))
         return torch.stack(shares, dim=2)
 
-    # ------------------------------------------------------------------ compressor
+    # ------------------------------------------------------------------ compressor and indexer
 
     def _compress(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the compressor with its gate, payload and entries hooked."""
-        call, branch = self.call(), self.sites.branch
-        points = (branch.hook_gate_logits, branch.hook_gate, branch.hook_payload)
-        if call is None or not watched(*points, branch.hook_pooled, branch.hook_entry):
-            return forward(*args, **kwargs)
-        with PoolWatch(*points):
-            entries, bias = forward(*args, **kwargs)
-        if self._none_closed(call):
-            self._fire_empty(points, entries)
-            branch.hook_pooled(entries.new_zeros(entries.shape[0], 0, 1, entries.shape[-1]))
-        return self._stored(entries, call), bias
+        entries, bias = self.pool.run(forward, *args, **kwargs)
+        return self.pool.stored(entries.squeeze(1)).unsqueeze(1), bias
 
-    def _pooled(self, module: nn.Module, args: Any) -> Any:
-        if self.call() is None or not watched(self.sites.branch.hook_pooled):
-            return None
-        return (self.sites.branch.hook_pooled(args[0].unsqueeze(2)).squeeze(2), *args[1:])
-
-    def _stored(self, entries: Tensor, call: Call) -> Tensor:
-        """Pass the entries [B, 1, E, D] that close in this call to their hooks, and store the result."""
-        if not watched(self.sites.branch.hook_entry):
-            return entries
-        old = self.entries(call)[0]
-        fresh = self.sites.branch.hook_entry(entries[:, :, old:].transpose(1, 2).clone())
-        entries = torch.cat((entries[:, :, :old], fresh.transpose(1, 2)), dim=2)
-        if call.cache is not None:
-            call.cache.layers[self.core.layer_idx].compressed_kv["compressor"] = entries.squeeze(1)
-        return entries
-
-    def _none_closed(self, call: Call) -> bool:
-        old, total = self.entries(call)
-        return old == total
-
-    def _fire_empty(self, points: tuple[HookPoint, ...], like: Tensor) -> None:
-        """Fire slot sites with no entries [B, 0, W, 1, D]."""
-        assert self.geometry is not None
-        for point in points:
-            point(like.new_zeros(like.shape[0], 0, self.geometry.window, 1, like.shape[-1]))
-
-    # ------------------------------------------------------------------ indexer
+    def _index_keys(self, module: nn.Module, args: Any) -> Any:
+        query, keys, *rest = args
+        return (query, self.index_pool.stored(keys), *rest)
 
     def _index(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Run the indexer with its gate and picks hooked."""
-        call, sites = self.call(), self.sites.indexer
-        if call is None or not watched(sites.hook_gate_logits, sites.hook_gate, sites.hook_picks):
-            return forward(*args, **kwargs)
-        with PoolWatch(sites.hook_gate_logits, sites.hook_gate, None):
-            picks = forward(*args, **kwargs)
-        if self._none_closed(call):
-            like = args[0].new_zeros(args[0].shape[0], plain(plain(self.core.compressor).indexer).head_dim)
-            self._fire_empty((sites.hook_gate_logits, sites.hook_gate), like)
-        if not watched(sites.hook_picks):
+        """Run the indexer with its compressor and its picks hooked."""
+        picks = self.index_pool.run(forward, *args, **kwargs)
+        call, point = self.call(), self.sites.indexer.hook_picks
+        if call is None or not watched(point):
             return picks
-        picks, limit = sites.hook_picks(picks), self.entries(call)[1]
+        picks, limit = point(picks), call.entries(self.geometry)[1]
         if picks.numel() and not -1 <= int(picks.min()) <= int(picks.max()) < limit:
             raise SiteError(
-                f"{sites.hook_picks.name} was set to picks {int(picks.min())} to {int(picks.max())}; "
+                f"{point.name} was set to picks {int(picks.min())} to {int(picks.max())}; "
                 f"valid: entries 0 to {limit - 1}, or -1 for none"
             )
         return picks
@@ -305,7 +218,7 @@ class LayerTap:
         """
         call, sites = self.call(), self.sites
         assert call is not None
-        old, total = self.entries(call)
+        old, total = call.entries(self.geometry)
         query = sites.hook_rot_q(query.transpose(1, 2)).transpose(1, 2)
         exact = key.shape[2] - total
         tokens = slice(exact - call.new, exact)
@@ -364,11 +277,6 @@ def _bound(method: Callable[..., Any], forward: Callable[..., Any]) -> Callable[
         return method(forward, *args, **kwargs)
 
     return run
-
-
-def _per_head(point: HookPoint, x: Tensor) -> Tensor:
-    """Fire on slots [B, E, W, D] as [B, E, W, 1, D]."""
-    return point(x.unsqueeze(3)).squeeze(3)
 
 
 def _read(kv: Tensor, part: slice, point: HookPoint) -> Tensor:

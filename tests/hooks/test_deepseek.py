@@ -64,13 +64,10 @@ def test_every_site_has_the_promised_shape():
         if layer in (1, 3):
             sites["attn.indexer.hook_scores"] = (b, t, entries)
             sites["attn.indexer.hook_picks"] = (b, t, entries)
-            sites["attn.indexer.hook_gate_logits"] = sites["attn.indexer.hook_gate"] = (
-                b,
-                entries,
-                width,
-                1,
-                8,
-            )
+            for name in ("hook_gate_logits", "hook_gate", "hook_payload"):
+                sites[f"attn.indexer.compressor.{name}"] = (b, entries, width, 1, 8)
+            for name in ("hook_pooled", "hook_entry"):
+                sites[f"attn.indexer.compressor.{name}"] = (b, entries, 1, 8)
         expected |= {f"blocks.{layer}.{name}": shape for name, shape in sites.items()}
     assert {name: tuple(tensor.shape) for name, tensor in seen.items()} == expected
 
@@ -200,9 +197,9 @@ KINDS = [
     "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_out",
     *(f"attn.{n}" for n in ("hook_q", "hook_k", "hook_v", "hook_rot_q", "hook_rot_k", "hook_entry_k",
                             "hook_entry_v", "hook_attn_scores", "hook_pattern", "hook_z", "hook_result")),
-    *(f"attn.compressor.key.{n}" for n in ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled",
-                                           "hook_entry")),
-    *(f"attn.indexer.{n}" for n in ("hook_gate_logits", "hook_gate", "hook_scores", "hook_picks")),
+    *(f"attn.{branch}.{n}" for branch in ("compressor.key", "indexer.compressor")
+      for n in ("hook_gate_logits", "hook_gate", "hook_payload", "hook_pooled", "hook_entry")),
+    "attn.indexer.hook_scores", "attn.indexer.hook_picks",
 ]  # fmt: skip
 
 
@@ -327,7 +324,7 @@ def test_gradients_flow_to_sites():
         with model.hooks([(name, hold) for name in names]):
             model(tokens(1, 19))[0, -1].sum().backward()
         assert all(float(held[name].grad.abs().max()) > 0 for name in names)
-    model.hf.zero_grad(set_to_none=True)
+    model.plain.zero_grad(set_to_none=True)
 
 
 def test_stock_patching_functions_work():
@@ -437,6 +434,47 @@ def test_a_fork_runs_variants_of_the_next_token_and_leaves_its_parent_alone(past
         cache.crop(1)
 
 
+def test_edits_of_index_keys_reach_later_picks_through_the_cache():
+    _, model = hooked(topk=2)
+    ids, picks = tokens(1, 20), "blocks.1.attn.indexer.hook_picks"
+    edit = ("blocks.1.attn.indexer.compressor.hook_entry", lambda t, hook: -t)
+    with model.hooks([edit]):
+        expected = model.run_with_cache(ids, [picks])[1][picks][0, -1]
+        cache = model.start_cache(1)
+        model(ids[:, :19], cache)
+        got = model.run_with_cache(ids[:, 19:], [picks], cache=cache)[1][picks][0, -1]
+    assert set(got.tolist()) == set(expected.tolist())
+    assert set(got.tolist()) != set(model.run_with_cache(ids, [picks])[1][picks][0, -1].tolist())
+
+
+def test_a_fork_runs_layer_by_layer_while_variants_join():
+    # How interventions at the final position are run; layer 0 routes by token id.
+    _, model = hooked()
+    ids, cache = tokens(2, 16), model.start_cache(2)
+    model(ids[:, :-1], cache, last_only=True)
+    fork = cache.fork()
+    stream = model(ids[:, -1:], fork, stop_at_layer=0)
+    stream = model(stream, fork, start_at_layer=0, stop_at_layer=1)
+    stream = stream.repeat_interleave(3, 0)
+    zero = (
+        "blocks.1.attn.hook_z",
+        lambda z, hook: z * torch.tensor([1.0, 0.0, 1.0]).repeat(2)[:, None, None, None],
+    )
+    with model.hooks([zero]):
+        stream = model(stream, fork, start_at_layer=1, stop_at_layer=2)
+    logits = model(stream, fork, start_at_layer=2, last_only=True)
+    clean = model(ids)[:, -1]
+    torch.testing.assert_close(logits[[0, 3], 0], clean, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits[[2, 5], 0], clean, atol=1e-4, rtol=1e-4)
+
+    def final(z, hook):
+        z[:, -1] = 0
+
+    edited = model.run_with_hooks(ids, fwd_hooks=[("blocks.1.attn.hook_z", final)])[:, -1]
+    torch.testing.assert_close(logits[[1, 4], 0], edited, atol=1e-4, rtol=1e-4)
+    assert float((edited - clean).abs().max()) > 1e-3
+
+
 def test_layers_can_be_run_in_two_halves_and_the_last_position_alone():
     _, model = hooked()
     ids = tokens(2, 19)
@@ -522,6 +560,9 @@ def test_two_instances_are_independent_and_the_given_model_stays_plain():
     assert "bridge" not in type(plain.model.layers[0]).__module__
     plain.lm_head.weight.mul_(2)
     assert torch.equal(first(ids), plain(ids).logits), "weights are shared"
+    plain.lm_head.weight = torch.nn.Parameter(plain.lm_head.weight + 1)
+    plain.to(torch.bfloat16)
+    assert torch.equal(first(ids), plain(ids).logits), "also those that were put in later, moved or cast"
 
 
 def test_what_cannot_be_hooked_is_refused_with_the_way_out():
@@ -559,13 +600,14 @@ def test_broken_numbers_are_refused():
 
 
 def test_the_self_check_names_what_broke(monkeypatch):
+    import hooks.deepseek.pooling as pooling
     import hooks.deepseek.taps as taps
     from hooks import hook_deepseek_v4
 
     with monkeypatch.context() as patch:
         # As after an upgrade in which the compressor no longer calls softmax.
         patch.setattr(
-            taps.PoolWatch, "__torch_function__", lambda self, f, t, a=(), k=None: f(*a, **(k or {}))
+            pooling.PoolWatch, "__torch_function__", lambda self, f, t, a=(), k=None: f(*a, **(k or {}))
         )
         with pytest.raises(ModelCheckError, match=r"promised sites do not fire.*hook_gate") as error:
             hook_deepseek_v4(v4())
