@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
+import types
+from typing import ClassVar
 
 import pytest
 import torch
@@ -325,3 +328,66 @@ def test_train_makes_a_model_that_loads(tmp_path, capsys):
     assert main(["train", "no-such-recipe", "-o", str(tmp_path / "u")]) == 2
     assert "tiny" in capsys.readouterr().err
     assert not (tmp_path / "u").exists()
+
+
+# --------------------------------------------------------------------------- explore
+
+
+class _Streamlit:
+    """Stands in for the process of the app and remembers how it was started."""
+
+    started: ClassVar[list[list[str]]] = []
+    code = 0
+
+    def __init__(self, command, **_):
+        self.started.append(command)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+    def wait(self):
+        return self.code
+
+    def terminate(self):
+        pass
+
+
+@pytest.fixture
+def explorer(tmp_path, monkeypatch):
+    """A folder with a result, an installed app, and a Streamlit that ends at once."""
+    (tmp_path / "apps" / "explorer").mkdir(parents=True)
+    (tmp_path / "apps" / "explorer" / "app.py").touch()
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "sweep.nc").touch()
+    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "apps")])
+    monkeypatch.setattr(cli_run.importlib.util, "find_spec", lambda name: {"apps": spec}.get(name))
+    monkeypatch.setattr(cli_run.subprocess, "Popen", _Streamlit)
+    _Streamlit.started.clear()
+    return tmp_path
+
+
+def test_explore_listens_on_this_machine_only_and_reports_nothing_home(explorer, monkeypatch, capsys):
+    monkeypatch.chdir(explorer)
+    assert main(["explore", "r"]) == 0
+    (command,) = _Streamlit.started
+    options = dict(zip(command[5::2], command[6::2], strict=False))
+    assert options["--server.address"] == "127.0.0.1"
+    assert options["--server.headless"] == "true"
+    assert options["--browser.gatherUsageStats"] == "false"
+    assert options["--client.showErrorDetails"] == "none"
+    assert command[-2:] == ["--", str(explorer / "r")]
+    assert f"http://127.0.0.1:{options['--server.port']}" in capsys.readouterr().out
+
+
+def test_explore_on_a_taken_port_and_with_an_app_that_fails(explorer, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["explore", str(explorer / "r"), "--port", port]) == 2
+    assert port in one_line(capsys)
+    assert not _Streamlit.started
+    monkeypatch.setattr(_Streamlit, "code", 3)
+    assert main(["explore", str(explorer / "r")]) == 2
+    assert "code 3" in capsys.readouterr().err
