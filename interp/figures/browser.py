@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ _PLACES = (
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
 )
 _NO_PROXY_THERE = "http://127.0.0.1:9"  # the discard port: every request of the browser fails at once
-_CLOSE_S = 8.0
+_CLOSE_S = 5.0
 
 
 def browser_path() -> str | None:
@@ -142,13 +143,16 @@ async def _session(
     session = kaleido.Kaleido(
         path=browser, n=1, timeout=timeout_s, plotlyjs=script, mathjax=False, proxy_server=_NO_PROXY_THERE
     )
+    failed = True
     try:
         async with asyncio.timeout(timeout_s):
             await session.open()
             page = await session.create_tab()
-            return [await _all_formats(session, page, figure, formats) for figure in figures]
+            rendered = [await _all_formats(session, page, figure, formats) for figure in figures]
+        failed = False
+        return rendered
     finally:
-        await _close(session)
+        await _close(session, kill=failed)
 
 
 async def _all_formats(
@@ -207,15 +211,21 @@ async def _send(page: Any, command: str, parameters: dict[str, Any]) -> dict[str
     return answer["result"]
 
 
-async def _close(session: Any) -> None:
-    """Close the browser; kill its process group if it does not go, so that nothing outlives the call."""
+async def _close(session: Any, *, kill: bool) -> None:
+    """Close the browser; its process group is killed if it does not go, so that nothing outlives the call."""
+    process = getattr(session, "subprocess", None)
+    if kill:
+        _kill(process)
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_CLOSE_S):
             await session.close()
-    process = getattr(session, "subprocess", None)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
     if process is not None and process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)  # the browser was started as the leader of its group
         process.wait(_CLOSE_S)
 
 

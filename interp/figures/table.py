@@ -133,9 +133,8 @@ def unit_table(
     none = f"phase{plural} {arcs_text(uncovered)}" if uncovered.any() else "no phase"
     lines = [f"Served by no unit: {none}."]
     if quiet:
-        lines.append(
-            f"{quiet} more unit{'s' if quiet > 1 else ''} serve nothing and change nothing significantly."
-        )
+        verbs = ("s serve", "change") if quiet > 1 else (" serves", "changes")
+        lines.append(f"{quiet} more unit{verbs[0]} nothing and {verbs[1]} nothing significantly.")
     if peaks:
         lines.append("Gate peaks: the phase that the key gate / the value gate weighs most.")
     why = "serves no phase, no prompts, or too few clean answers right" if undefined else ""
