@@ -1,23 +1,26 @@
-"""Attention over exact tokens, compressed entries and a sink: one softmax, every step a hook site.
+"""Attention of one layer over exact tokens, compressed entries and a sink, every step a hook site.
 
 Axis legend: rows R = B·U (U variants of each of B sequences share their past, row = b·U + u), query T,
-head H = G·P (P query heads a KV head), d_head D, key n.
+head H = G·P (P query heads a KV head), d_head D, entry E.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
-from einops import rearrange
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from hooks.cache import LayerState, kept_exact, kept_inputs
-from hooks.compressor import Compressor
+from hooks.cache import LayerState, SharedEntries, kept_exact, kept_inputs
+from hooks.compressor import Compressor, window_tokens
 from hooks.config import ModelConfig
-from hooks.numerics import RMSNorm, masked_softmax, rope_tables, rotate, working_dtype
+from hooks.errors import PhaselensError
+from hooks.indexer import Indexer, imitation_loss, pick_mask
+from hooks.numerics import RMSNorm, rope_tables, rotate
+from hooks.softmax import Segment, attend, mass
+from hooks.stored import store
 
 __all__ = ["Attention", "Segment", "attend"]
 
@@ -25,127 +28,29 @@ MAX_SCORES = 1 << 26
 """Scores formed at once without hooks on them; longer prefills go through in blocks of queries."""
 
 
-class Segment(NamedTuple):
-    """Keys and values that some rows read.
+@dataclass(frozen=True)
+class _Call:
+    """One layer's past and present in one call.
 
     Attributes
     ----------
-    key, value : float tensor [R or B, n, G, D]
-        With B < R, the R/B variants of a sequence share them.
-    mask : bool tensor [T, n] or None
-        True where query may read key; None: everything.
+    past, fresh : LayerState
+        Before the call; and the exact keys and the entries it adds, as this layer reads them.
+    first_query, first_entry, n_entries : int
+        Position of the first query; number of the first new entry; entries after the call.
+    picks : Tensor [R, T, k] or None
+        Entries each query reads; None reads all that are visible.
+    index_scores : Tensor [R, T, E] or None
+        What the layer's own indexer scored, while training.
     """
 
-    key: Float[Tensor, "b n g d"]
-    value: Float[Tensor, "b n g d"]
-    mask: Bool[Tensor, "t n"] | None
-
-
-def _scores(q: Tensor, key: Tensor) -> Tensor:
-    """Dot products [R, H, T, n] of q [R, T, H, D] with shared or own keys."""
-    shared, groups = key.shape[0], key.shape[2]
-    u, t = q.shape[0] // shared, q.shape[1]
-    q = rearrange(q, "(b u) t (g p) d -> b g (u p t) d", u=u, g=groups)
-    out = q @ rearrange(key, "b n g d -> b g d n")
-    return rearrange(out, "b g (u p t) n -> (b u) (g p) t n", u=u, t=t)
-
-
-def _mix(weights: Tensor, value: Tensor) -> Tensor:
-    """Weighted sums [R, T, H, D] of shared or own values."""
-    shared, groups = value.shape[0], value.shape[2]
-    u, t = weights.shape[0] // shared, weights.shape[2]
-    weights = rearrange(weights, "(b u) (g p) t n -> b g (u p t) n", u=u, g=groups)
-    out = weights @ rearrange(value, "b n g d -> b g n d")
-    return rearrange(out, "b g (u p t) d -> (b u) t (g p) d", u=u, t=t)
-
-
-def attend(
-    q: Float[Tensor, "r t h d"],
-    segments: list[Segment],
-    *,
-    sink: Float[Tensor, " h"] | None = None,
-    may_be_empty: bool = False,
-    hook_scores: HookPoint | None = None,
-    hook_pattern: HookPoint | None = None,
-    hidden: int = 0,
-) -> Float[Tensor, "r t h d"]:
-    """One softmax over all segments and the sink.
-
-    Parameters
-    ----------
-    q : float tensor [R, T, H, D]
-        Normed and rotated queries.
-    segments : list of Segment
-        Exact positions first, entries after them.
-    sink : float tensor [H] or None
-        Logit of the sink, which draws mass and adds nothing.
-    may_be_empty : bool
-        Whether a query may read nothing at all; its output is then 0.
-    hook_scores, hook_pattern : HookPoint or None
-        Fired on full maps [R, H, T, hidden + Σn (+1)] when given; both or neither.
-    hidden : int
-        Positions before the first segment that nobody can read: columns of −inf scores.
-
-    Returns
-    -------
-    float tensor [R, T, H, D]
-        Per-head outputs before any inverse rotation.
-    """
-    shared = any(segment.key.shape[0] != q.shape[0] for segment in segments)
-    if segments and hook_scores is None and not (hidden or may_be_empty or shared):
-        return _fused(q, segments, sink)
-    rows, t, heads, d_head = q.shape
-    wide = working_dtype(q.dtype)
-    parts = []
-    for segment in segments:
-        scores = (_scores(q, segment.key) * d_head**-0.5).to(wide)
-        parts.append(scores if segment.mask is None else scores.masked_fill(~segment.mask, -torch.inf))
-    if hidden:
-        parts.insert(0, q.new_full((rows, heads, t, hidden), -torch.inf, dtype=wide))
-    if sink is not None:
-        parts.append(sink.to(wide)[None, :, None, None].expand(rows, heads, t, 1))
-    if not parts:
-        return torch.zeros_like(q)
-    scores = torch.cat(parts, dim=-1)
-    if hook_scores is not None:
-        scores, may_be_empty = hook_scores(scores), True
-    pattern = masked_softmax(scores, may_be_empty and scores.shape[-1] > 0)
-    if hook_pattern is not None:
-        pattern = hook_pattern(pattern)
-    pattern = pattern.to(q.dtype)
-    sums, column = [], hidden
-    for segment in segments:
-        n = segment.key.shape[1]
-        sums.append(_mix(pattern[..., column : column + n], segment.value))
-        column += n
-    return torch.stack(sums).sum(0) if len(sums) > 1 else sums[0] if sums else torch.zeros_like(q)
-
-
-def _fused(q: Tensor, segments: list[Segment], sink: Tensor | None) -> Tensor:
-    """Return the same without forming maps: torch's scaled-dot-product kernel over all columns at once.
-
-    The sink is a key of zeros whose mask adds its logit and whose value is zero.
-    """
-    groups, t = segments[0].key.shape[2], q.shape[1]
-    key = torch.cat([segment.key for segment in segments], dim=1)
-    value = torch.cat([segment.value for segment in segments], dim=1)
-    masks = [
-        q.new_ones((t, segment.key.shape[1]), dtype=torch.bool) if segment.mask is None else segment.mask
-        for segment in segments
-    ]
-    mask = torch.cat(masks, dim=-1)
-    if sink is not None:
-        key, value = nn.functional.pad(key, (0, 0, 0, 0, 0, 1)), nn.functional.pad(value, (0, 0, 0, 0, 0, 1))
-        bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -torch.inf)
-        column = sink.to(q.dtype)[:, None, None].expand(-1, t, 1)
-        mask = torch.cat((bias.expand(len(sink), -1, -1), column), dim=-1)
-    heads = q.shape[2] // groups
-    key = rearrange(key.repeat_interleave(heads, dim=2), "r n h d -> r h n d")
-    value = rearrange(value.repeat_interleave(heads, dim=2), "r n h d -> r h n d")
-    out = nn.functional.scaled_dot_product_attention(
-        rearrange(q, "r t h d -> r h t d"), key, value, attn_mask=mask
-    )
-    return rearrange(out, "r h t d -> r t h d")
+    past: LayerState
+    fresh: LayerState
+    first_query: int
+    first_entry: int = 0
+    n_entries: int = 0
+    picks: Tensor | None = None
+    index_scores: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -162,11 +67,11 @@ class Attention(nn.Module):
     def __init__(self, cfg: ModelConfig, index: int) -> None:
         super().__init__()
         layer = cfg.layer(index)
-        self.cfg, self.layer = cfg, layer
+        self.cfg, self.layer, self.index = cfg, layer, index
         h, g, d, m = cfg.n_heads, cfg.n_kv_heads, cfg.d_head, cfg.d_model
         self.W_Q = nn.Parameter(torch.empty(h, m, d))
         self.W_O = nn.Parameter(torch.empty(h, d, m))
-        self.q_norm = RMSNorm(d) if layer.qk_norm else None
+        self.q_norm = RMSNorm(d) if layer.q_norm else None
         self.hook_q, self.hook_rot_q = HookPoint(), HookPoint()
         if layer.has_exact_branch:
             self.W_K = nn.Parameter(torch.empty(g, m, d))
@@ -175,21 +80,25 @@ class Attention(nn.Module):
             if not layer.tied_kv:
                 self.W_V = nn.Parameter(torch.empty(g, m, d))
         if layer.geometry is not None:
-            self.compressor = Compressor(cfg, layer)
+            if layer.role == "full":
+                self.compressor = Compressor(cfg, layer)
             self.hook_entry_k, self.hook_entry_v = HookPoint(), HookPoint()
+        self.indexer = Indexer(cfg, layer) if layer.index_heads is not None else None
         self.sink = nn.Parameter(torch.zeros(h)) if layer.sink else None
         self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
         self.hook_z, self.hook_result = HookPoint(), HookPoint()
+        self.imitation: list[tuple[Tensor, Tensor]] = []
 
     def forward(
         self,
         x: Float[Tensor, "r t m"],
         state: LayerState | None = None,
         *,
+        shared: SharedEntries | None = None,
         rewind: bool = False,
-        last_only: bool = False,
-    ) -> tuple[Float[Tensor, "r q m"], LayerState]:
-        """Attend from every position of `x`, or from its last one only.
+        queries: int | None = None,
+    ) -> tuple[Float[Tensor, "r q m"], LayerState, SharedEntries | None]:
+        """Attend from every position of `x`, or from its last ones only.
 
         Parameters
         ----------
@@ -197,20 +106,31 @@ class Attention(nn.Module):
             Normed residual stream.
         state : LayerState or None
             The past; of B sequences with R = B·U rows.
+        shared : SharedEntries or None
+            What the latest owner left in this call.
         rewind : bool
             Keep the whole past in the returned state.
-        last_only : bool
-            Form the query of the last position alone.
+        queries : int or None
+            Form the queries of so many last positions; None: of all.
 
         Returns
         -------
-        output, state : float tensor [R, T or 1, d_model], LayerState
+        output, state, shared : float tensor [R, T or queries, d_model], LayerState, SharedEntries or None
             The state covers past and present; it belongs to R rows and is of no use after a forked call.
+
+        Raises
+        ------
+        PhaselensError
+            If the layer reads entries of an owner that has not run in this call.
         """
         state = state or LayerState()
         start, stop = state.length, state.length + x.shape[1]
-        fresh = LayerState(stop, *self._exact(x, start), None, *self._entries(x, state, stop))
-        first_query = stop - 1 if last_only else start
+        first_query = stop - x.shape[1] if queries is None else stop - queries
+        key, value = self._exact(x, start)
+        if self.layer.role == "full" and self.layer.geometry is not None:
+            shared = self._pooled(x, state, stop)
+        mine = self._checked(shared, stop) if self.layer.geometry is not None else None
+        entry_k, entry_v = (None, None) if mine is None else self._read(mine)
         tables = rope_tables(
             torch.arange(first_query, stop, device=x.device),
             self.layer.rope_dims,
@@ -218,10 +138,19 @@ class Attention(nn.Module):
             x.dtype,
         )
         q = self._query(x[:, first_query - start :], tables)
-        z = self._attend(q, state, fresh, first_query)
+        call = _Call(state, LayerState(stop, key, value, None, entry_k, entry_v), first_query)
+        if mine is not None:
+            mine, scores = self._picked(x[:, first_query - start :], mine, first_query)
+            picks = None if mine.picks is None else mine.picks[:, -q.shape[1] :]
+            call = replace(
+                call, first_entry=mine.first, n_entries=mine.first + mine.key.shape[1], picks=picks,
+                index_scores=scores,
+            )  # fmt: skip
+        z = self._attend(q, call)
         if self.layer.inverse_rope:
             z = rotate(z, tables, inverse=True)
-        return self._output(self.hook_z(z)), self._absorbed(x, state, fresh, rewind)
+        state, mine = self._absorbed(x, call, mine, rewind)
+        return self._output(self.hook_z(z)), state, mine or shared
 
     def _query(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         q = self.hook_q(_project(x, self.W_Q))
@@ -236,14 +165,13 @@ class Attention(nn.Module):
         key = key if self.k_norm is None else self.k_norm(key)
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         key = rotate(key, rope_tables(positions, self.layer.rope_dims, self.layer.rope_base, x.dtype))
-        value = key if self.layer.tied_kv else _project(x, self.W_V)
+        key = store(key, self.layer.exact_precision)
+        value = key if self.layer.tied_kv else store(_project(x, self.W_V), self.layer.exact_precision)
         return self.hook_rot_k(key), self.hook_v(value)
 
-    def _entries(self, x: Tensor, state: LayerState, stop: int) -> tuple[Tensor | None, Tensor | None]:
-        """Entries that close in this call, as this layer reads them."""
-        geometry = self.layer.geometry
-        if geometry is None:
-            return None, None
+    def _pooled(self, x: Tensor, state: LayerState, stop: int) -> SharedEntries:
+        """Entries and index keys that close in this call, as stored."""
+        geometry = self.compressor.key.geometry
         first, end = geometry.n_entries(state.length), geometry.n_entries(stop)
         start = state.length
         if end == first:
@@ -251,24 +179,55 @@ class Attention(nn.Module):
         elif state.x is not None:
             start -= state.x.shape[1]
             x = torch.cat((_for_rows(state.x, x.shape[0]), x), dim=1)
-        key, value = self.compressor(x, start, first, end)
-        return self.hook_entry_k(key), self.hook_entry_v(value)
+        tokens = window_tokens(geometry, x, start, first, end)
+        pooled = self.compressor(tokens)
+        index_key = None if self.indexer is None else self.indexer.keys(tokens, pooled.latent)
+        return SharedEntries(
+            self.index, stop, first, pooled.key, pooled.value, state.index_key, index_key,
+            past=(state.stored_key, state.stored_value),
+        )  # fmt: skip
 
-    def _attend(self, q: Tensor, past: LayerState, fresh: LayerState, first_query: int) -> Tensor:
-        watched = self.hook_attn_scores.fwd_hooks or self.hook_pattern.fwd_hooks
-        watched = watched or self.hook_attn_scores.bwd_hooks or self.hook_pattern.bwd_hooks
+    def _checked(self, shared: SharedEntries | None, stop: int) -> SharedEntries:
+        if shared is None or shared.owner != self.layer.owner or shared.stop != stop:
+            raise PhaselensError(
+                f"layer {self.index} reads the entries of layer {self.layer.owner}, which has not run on these "
+                f"tokens; start at layer {self.layer.owner} or before, or run layer by layer with one cache"
+            )
+        return shared
+
+    def _read(self, shared: SharedEntries) -> tuple[Tensor, Tensor]:
+        """New entries as this layer reads them; what a hook does to them stays in this layer."""
+        pair = []
+        for point, tensor in ((self.hook_entry_k, shared.key), (self.hook_entry_v, shared.value)):
+            pair.append(point(tensor.clone() if point.fwd_hooks else tensor))
+        return pair[0], pair[1]
+
+    def _picked(
+        self, x: Tensor, shared: SharedEntries, first_query: int
+    ) -> tuple[SharedEntries, Tensor | None]:
+        """The latest picks, this layer's own if it has an indexer; with the scores while training."""
+        if self.indexer is None:
+            return shared, None
+        keys = [key for key in (shared.index_past, shared.index_key) if key is not None]
+        scores = self.indexer.scores(x, first_query, keys, MAX_SCORES)
+        if self.layer.index_topk is not None:
+            if self.layer.role == "full":
+                shared = replace(shared, pool=self.indexer.pool(scores, first_query))
+            pool = shared.pool if self.layer.role == "reindex" else None
+            pool = None if pool is None else pool[:, -x.shape[1] :]
+            shared = replace(shared, picks=self.indexer.pick(scores, pool))
+        return shared, scores if self.training else None
+
+    def _attend(self, q: Tensor, call: _Call) -> Tensor:
         rows, t, heads, _ = q.shape
-        if watched:
-            return self._attend_block(q, past, fresh, first_query, full=True)
-        geometry = self.layer.geometry
-        columns = self._reach(fresh.length) + (geometry.n_entries(fresh.length) if geometry else 0)
+        self.imitation = []
+        if any(point.fwd_hooks or point.bwd_hooks for point in (self.hook_attn_scores, self.hook_pattern)):
+            return self._attend_block(q, call, 0, full=True)
+        columns = self._reach(call.fresh.length) + call.n_entries
         block = max(1, MAX_SCORES // max(1, rows * heads * columns))
         if block >= t:
-            return self._attend_block(q, past, fresh, first_query, full=False)
-        blocks = [
-            self._attend_block(q[:, i : i + block], past, fresh, first_query + i, full=False)
-            for i in range(0, t, block)
-        ]
+            return self._attend_block(q, call, 0, full=False)
+        blocks = [self._attend_block(q[:, i : i + block], call, i, full=False) for i in range(0, t, block)]
         return torch.cat(blocks, dim=1)
 
     def _reach(self, length: int) -> int:
@@ -277,13 +236,37 @@ class Attention(nn.Module):
             return length
         return self.layer.stride if self.layer.tail == "open" else self.layer.exact_window
 
-    def _attend_block(
-        self, q: Tensor, past: LayerState, fresh: LayerState, first_query: int, *, full: bool
-    ) -> Tensor:
-        """Attend from consecutive queries to what they can read; `full` keeps every column."""
+    def _attend_block(self, q: Tensor, call: _Call, offset: int, *, full: bool) -> Tensor:
+        """Attend from the consecutive queries from `offset` on to what they read; `full` keeps every column."""
+        first_query = call.first_query + offset
         queries = torch.arange(first_query, first_query + q.shape[1], device=q.device)
+        exact, seen = self._exact_segments(call, queries, first_query, full)
+        limit = call.n_entries
+        if not full and self.layer.geometry is not None:
+            limit = min(limit, self.layer.geometry.visible(first_query + q.shape[1] - 1))
+        entries = self._entry_segments(call, queries, limit)
+        if call.index_scores is not None and entries:
+            self._imitate(q, exact, entries, call.index_scores[:, offset : offset + q.shape[1], :limit])
+        if call.picks is not None and entries:
+            picked = pick_mask(call.picks[:, offset : offset + q.shape[1]], call.n_entries)
+            entries = _masked(entries, picked)
+        return attend(
+            q,
+            exact + entries,
+            sink=self.sink,
+            may_be_empty=self.sink is None and not self.layer.has_exact_branch,
+            hook_scores=self.hook_attn_scores if full else None,
+            hook_pattern=self.hook_pattern if full else None,
+            hidden=seen if full else 0,
+        )
+
+    def _exact_segments(
+        self, call: _Call, queries: Tensor, first_query: int, full: bool
+    ) -> tuple[list[Segment], int]:
+        """Exact tokens in reach, and the first position among them."""
+        past, fresh = call.past, call.fresh
         low = 0 if full else max(0, first_query + 1 - self._reach(first_query + 1))
-        high = fresh.length if full else first_query + q.shape[1]
+        high = fresh.length if full else first_query + len(queries)
         segments, seen = [], high
         for key, value, begin, end in _spans(
             past.key, past.value, fresh.key, fresh.value, past.length, fresh.length
@@ -291,34 +274,36 @@ class Attention(nn.Module):
             a, b = max(begin, low), min(end, high)
             if a < b:
                 seen = min(seen, a)
-                positions = torch.arange(a, b, device=q.device)
+                positions = torch.arange(a, b, device=queries.device)
                 mask = self._readable(queries[:, None], positions[None, :])
                 segments.append(Segment(key[:, a - begin : b - begin], value[:, a - begin : b - begin], mask))
-        hidden = seen if full else 0
-        geometry = self.layer.geometry
-        if geometry is not None:
-            old, new = geometry.n_entries(past.length), geometry.n_entries(fresh.length)
-            limit = new if full else geometry.visible(first_query + q.shape[1] - 1)
-            for key, value, begin, end in _spans(
-                past.entry_key, past.entry_value, fresh.entry_key, fresh.entry_value, old, new
-            ):
-                b = min(end, limit)
-                if begin < b:
-                    entries = torch.arange(begin, b, device=q.device)
-                    mask = (
-                        entries[None, :]
-                        < torch.div(queries + 1, geometry.stride, rounding_mode="floor")[:, None]
-                    )
-                    segments.append(Segment(key[:, : b - begin], value[:, : b - begin], mask))
-        return attend(
-            q,
-            segments,
-            sink=self.sink,
-            may_be_empty=self.sink is None and not self.layer.has_exact_branch,
-            hook_scores=self.hook_attn_scores if full else None,
-            hook_pattern=self.hook_pattern if full else None,
-            hidden=hidden,
-        )
+        return segments, seen
+
+    def _entry_segments(self, call: _Call, queries: Tensor, limit: int) -> list[Segment]:
+        """The first `limit` entries, those not visible yet masked."""
+        past, fresh, segments = call.past, call.fresh, []
+        for key, value, begin, end in _spans(
+            past.entry_key,
+            past.entry_value,
+            fresh.entry_key,
+            fresh.entry_value,
+            call.first_entry,
+            call.n_entries,
+        ):
+            b = min(end, limit)
+            if begin < b:
+                entries = torch.arange(begin, b, device=queries.device)
+                visible = torch.div(queries + 1, self.layer.stride, rounding_mode="floor")
+                mask = entries[None, :] < visible[:, None]
+                segments.append(Segment(key[:, : b - begin], value[:, : b - begin], mask))
+        return segments
+
+    def _imitate(self, q: Tensor, exact: list[Segment], entries: list[Segment], scores: Tensor) -> None:
+        """Note how far the indexer is from the attention this layer would pay to every visible entry."""
+        with torch.no_grad():
+            skip = sum(segment.key.shape[1] for segment in exact)
+            target = mass(q, exact + entries, self.sink, skip)
+        self.imitation.append(imitation_loss(scores, target))
 
     def _readable(self, query: Tensor, position: Tensor) -> Tensor:
         """Which exact positions each query may read."""
@@ -337,18 +322,37 @@ class Attention(nn.Module):
             return self.hook_result(torch.einsum("rthd,hdm->rthm", z, self.W_O)).sum(2)
         return z.flatten(2) @ self.W_O.flatten(0, 1)
 
-    def _absorbed(self, x: Tensor, past: LayerState, fresh: LayerState, rewind: bool) -> LayerState:
-        """What queries after this call can read."""
-        layer = self.layer
+    def _absorbed(
+        self, x: Tensor, call: _Call, shared: SharedEntries | None, rewind: bool
+    ) -> tuple[LayerState, SharedEntries | None]:
+        """What queries after this call can read, and what later layers of this call can."""
+        layer, past, fresh = self.layer, call.past, call.fresh
         exact = kept_exact(layer, fresh.length, rewind)
-        key, value = _extend(past.key, fresh.key, exact), _extend(past.value, fresh.value, exact)
-        if layer.geometry is None:
-            return LayerState(fresh.length, key, value)
-        entry_key = _extend(past.entry_key, fresh.entry_key)
+        state = LayerState(
+            fresh.length, _extend(past.key, fresh.key, exact), _extend(past.value, fresh.value, exact)
+        )
+        if shared is None:
+            return state, None
+        if layer.role == "full":
+            if layer.readers:
+                key = _extend(shared.past[0], shared.key)
+                tied = shared.past[0] is shared.past[1] and shared.key is shared.value
+                value = key if tied else _extend(shared.past[1], shared.value)
+                shared = replace(shared, whole=(key, value))
+            state = replace(
+                state, x=_extend(past.x, x, kept_inputs(layer, fresh.length, rewind)),
+                stored_key=shared.whole[0], stored_value=shared.whole[1],
+                index_key=_extend(past.index_key, shared.index_key),
+            )  # fmt: skip
+        key = _as_read(past.entry_key, fresh.entry_key, shared.past[0], shared.key, shared.whole[0])
         tied = past.entry_key is past.entry_value and fresh.entry_key is fresh.entry_value
-        entry_value = entry_key if tied else _extend(past.entry_value, fresh.entry_value)
-        inputs = _extend(past.x, x, kept_inputs(layer, fresh.length, rewind))
-        return LayerState(fresh.length, key, value, inputs, entry_key, entry_value)
+        if tied:
+            value = key
+        else:
+            value = _as_read(
+                past.entry_value, fresh.entry_value, shared.past[1], shared.value, shared.whole[1]
+            )
+        return replace(state, entry_key=key, entry_value=value), shared
 
 
 def _project(x: Tensor, weight: Tensor) -> Tensor:
@@ -370,6 +374,30 @@ def _extend(past: Tensor | None, fresh: Tensor | None, keep: int | None = None) 
         return None
     whole = fresh if past is None else torch.cat((past, fresh), dim=1)
     return whole if keep is None or keep >= whole.shape[1] else whole[:, whole.shape[1] - keep :].clone()
+
+
+def _as_read(
+    past: Tensor | None,
+    fresh: Tensor | None,
+    stored_past: Tensor | None,
+    stored: Tensor,
+    whole: Tensor | None,
+) -> Tensor | None:
+    """All entries as a layer reads them: the owner's own tensor as long as no hook changed any."""
+    unread = whole is not None and past is stored_past and fresh is not None
+    if unread and (fresh is stored or torch.equal(fresh, stored)):
+        return whole
+    return _extend(past, fresh)
+
+
+def _masked(segments: list[Segment], picked: Tensor) -> list[Segment]:
+    """Hide from each row the entries that it did not pick."""
+    masked, column = [], 0
+    for segment in segments:
+        mask = picked[..., column : column + segment.key.shape[1]]
+        column += segment.key.shape[1]
+        masked.append(segment._replace(mask=mask if segment.mask is None else segment.mask & mask))
+    return masked
 
 
 def _spans(old_key, old_value, new_key, new_value, boundary: int, end: int):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from hooks.config import LayerConfig, ModelConfig
 from hooks.errors import PhaselensError
 
-__all__ = ["DecodeCache", "LayerState"]
+__all__ = ["DecodeCache", "LayerState", "SharedEntries"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,12 @@ class LayerState:
     x : Tensor [B, m, d] or None
         Attention inputs of the last m positions, from which open windows are still to be pooled.
     entry_key, entry_value : Tensor [B, E, G, D] or None
-        Entries so far, as this layer reads them.
+        Entries so far, as this layer reads them. Where no hook changed what a layer reads, these are the very
+        tensors that their owner stores: shared entries are kept once.
+    stored_key, stored_value : Tensor [B, E, G, D] or None
+        Entries so far as stored, in an owner that other layers read.
+    index_key : Tensor [B, E, d] or None
+        Index keys so far, in an owner with an indexer.
     """
 
     length: int = 0
@@ -35,19 +41,76 @@ class LayerState:
     x: Tensor | None = None
     entry_key: Tensor | None = None
     entry_value: Tensor | None = None
+    stored_key: Tensor | None = None
+    stored_value: Tensor | None = None
+    index_key: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that are there, by attribute name."""
-        names = ("key", "value", "x", "entry_key", "entry_value")
-        return {name: t for name in names if (t := getattr(self, name)) is not None}
+        return {
+            field.name: tensor
+            for field in fields(self)
+            if field.name != "length" and (tensor := getattr(self, field.name)) is not None
+        }
 
-    def map(self, f) -> LayerState:
-        """Apply a function to every tensor; tensors that are one object stay one object."""
-        done: dict[int, Tensor] = {}
-        for tensor in self.tensors().values():
+    def map(self, f: Callable[[str, Tensor], Tensor], done: dict[int, Tensor]) -> LayerState:
+        """Apply ``f(name, tensor)`` to every tensor not in `done` yet; what is one object stays one object."""
+        for name, tensor in self.tensors().items():
             if id(tensor) not in done:
-                done[id(tensor)] = f(tensor)
-        return replace(self, **{name: done[id(t)] for name, t in self.tensors().items()})
+                done[id(tensor)] = f(name, tensor)
+        return replace(self, **{name: done[id(tensor)] for name, tensor in self.tensors().items()})
+
+
+@dataclass(frozen=True)
+class SharedEntries:
+    """What an owner leaves for its readers in one call.
+
+    Attributes
+    ----------
+    owner : int
+        The layer.
+    stop : int
+        Tokens absorbed when the call ends.
+    first : int
+        Number of the first entry that closes in the call.
+    key, value : Tensor [R, E, G, D]
+        The entries that close, as stored; one tensor when tied.
+    index_past : Tensor [B, E0, d] or None
+        Index keys of earlier calls.
+    index_key : Tensor [R, E, d] or None
+        Index keys of the entries that close.
+    picks : Tensor [R, T, k] or None
+        The latest picks over these entries, by query of the call.
+    pool : Tensor [R, T, p] or None
+        Blocks inside which reindex layers pick.
+    past, whole : pair of Tensor or None
+        Stored keys and values before and after the call, by which readers know whether they still read them.
+    """
+
+    owner: int
+    stop: int
+    first: int
+    key: Tensor
+    value: Tensor
+    index_past: Tensor | None = None
+    index_key: Tensor | None = None
+    picks: Tensor | None = None
+    pool: Tensor | None = None
+    past: tuple[Tensor | None, Tensor | None] = (None, None)
+    whole: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def for_rows(self, rows: int, batch: int) -> SharedEntries:
+        """Give variants that joined since (at the end of each sequence's rows) what variant 0 has."""
+        wider = {}
+        for name in ("key", "value", "index_key", "picks", "pool"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[0] != rows:
+                split = tensor.unflatten(0, (batch, -1))
+                new = split[:, :1].expand(-1, rows // batch - split.shape[1], *split.shape[2:])
+                wider[name] = torch.cat((split, new), dim=1).flatten(0, 1)
+        if "key" in wider and self.value is self.key:
+            wider["value"] = wider["key"]
+        return replace(self, **wider)
 
 
 def kept_exact(layer: LayerConfig, length: int, rewind: bool) -> int:
@@ -84,6 +147,8 @@ class DecodeCache:
         Keep everything, so that :meth:`crop` works. Without it only what later tokens can read is kept.
     forked : bool
         Read-only: calls read the shared past and store nothing.
+    shared : SharedEntries or None
+        What an owner left for later layers of a call that goes on layer by layer.
     """
 
     cfg: ModelConfig
@@ -91,6 +156,7 @@ class DecodeCache:
     rewind: bool = True
     forked: bool = False
     layers: list[LayerState] = field(default_factory=list)
+    shared: SharedEntries | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -103,11 +169,13 @@ class DecodeCache:
 
     def clone(self) -> DecodeCache:
         """Return an independent copy."""
-        return replace(self, layers=[state.map(torch.clone) for state in self.layers])
+        done: dict[int, Tensor] = {}
+        layers = [state.map(lambda _, tensor: tensor.clone(), done) for state in self.layers]
+        return replace(self, layers=layers, shared=None)
 
     def fork(self) -> DecodeCache:
         """Return a read-only view for one more call of U·B rows (row = b·U + u); see ``hooks.sites.Cache``."""
-        return replace(self, forked=True, layers=list(self.layers))
+        return replace(self, forked=True, layers=list(self.layers), shared=None)
 
     def crop(self, n: int) -> None:
         """Forget every token from position `n` on; the next call then equals one after a fresh run of `n`.
@@ -123,21 +191,15 @@ class DecodeCache:
             )
         if not 0 <= n <= self.length:
             raise PhaselensError(f"crop({n}) of a cache of {self.length} tokens; valid: 0 to {self.length}")
-        self.layers = [self._cropped(index, state, n) for index, state in enumerate(self.layers)]
+        done: dict[int, Tensor] = {}
+        self.layers = [self._cropped(index, state, n, done) for index, state in enumerate(self.layers)]
+        self.shared = None
 
-    def _cropped(self, index: int, state: LayerState, n: int) -> LayerState:
-        def first(tensor: Tensor | None, count: int) -> Tensor | None:
-            return None if tensor is None else tensor[:, :count].clone()
-
+    def _cropped(self, index: int, state: LayerState, n: int, done: dict[int, Tensor]) -> LayerState:
         geometry = self.cfg.layer(index).geometry
         entries = geometry.n_entries(n) if geometry else 0
-        tied = state.entry_key is state.entry_value
-        entry_key = first(state.entry_key, entries)
-        return LayerState(
-            n,
-            first(state.key, n),
-            first(state.value, n),
-            first(state.x, n),
-            entry_key,
-            entry_key if tied else first(state.entry_value, entries),
-        )
+
+        def first(name: str, tensor: Tensor) -> Tensor:
+            return tensor[:, : n if name in ("key", "value", "x") else entries].clone()
+
+        return replace(state.map(first, done), length=n)

@@ -6,6 +6,8 @@ channel C (D for vector gates, 1 for scalar ones), d_head D, d_model d.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -14,8 +16,9 @@ from transformer_lens.hook_points import HookPoint
 from hooks.config import LayerConfig, ModelConfig
 from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm, rope_tables, rotate, working_dtype
+from hooks.stored import store
 
-__all__ = ["Branch", "Compressor", "WindowTokens", "window_tokens"]
+__all__ = ["Branch", "Compressor", "Pooled", "WindowTokens", "window_tokens"]
 
 
 class WindowTokens:
@@ -47,6 +50,10 @@ class WindowTokens:
     def n_entries(self) -> int:
         """How many entries close."""
         return self.index.shape[0]
+
+    def detached(self) -> WindowTokens:
+        """The same windows, through which no gradient flows back."""
+        return WindowTokens(self.x.detach(), self.index, self.clipped, self.first)
 
     def gathered(self) -> Float[Tensor, "b e w d"]:
         """Inputs of every slot, formed on first use: overlapping windows repeat tokens."""
@@ -97,24 +104,27 @@ class Branch(nn.Module):
         Sizes and variant.
     is_key : bool
         Key entries are normed (with QK norm) and rotated to position j·S; untied value entries are neither.
+    index : bool
+        The branch makes index keys: one head of ``index_dim`` channels, always normed.
     """
 
-    def __init__(self, cfg: ModelConfig, layer: LayerConfig, is_key: bool) -> None:
+    def __init__(self, cfg: ModelConfig, layer: LayerConfig, is_key: bool, *, index: bool = False) -> None:
         super().__init__()
         self.geometry = ChunkGeometry(layer.window, layer.stride)
         self.kind = layer.gate
         self.is_key = is_key
-        self.rope_dims, self.rope_base = layer.rope_dims, layer.rope_base
+        groups, d_head = (1, layer.index_dim or 1) if index else (cfg.n_kv_heads, cfg.d_head)
+        self.precision = layer.index_precision if index else layer.entry_precision
+        self.rope_dims, self.rope_base = min(layer.rope_dims, d_head - d_head % 2), layer.rope_base
         maps = {"per_offset": layer.window, "shared": 1, "two_series": 2}[layer.payload]
-        width = cfg.d_head if layer.gate == "vector" else 1
-        groups, d_head = cfg.n_kv_heads, cfg.d_head
+        width = d_head if layer.gate == "vector" else 1
         self.slot_maps = tuple(i * maps // layer.window for i in range(layer.window))
         self.W_payload = nn.Parameter(torch.empty(maps, cfg.d_model, groups, d_head))
         if self.kind != "uniform":
             self.W_gate = nn.Parameter(torch.empty(maps, cfg.d_model, groups, width))
             self.b_gate = nn.Parameter(torch.zeros(layer.window, groups, width)) if layer.gate_bias else None
             self.hook_gate_logits = HookPoint()
-        self.norm = RMSNorm(d_head) if is_key and layer.qk_norm else None
+        self.norm = RMSNorm(d_head) if index or (is_key and layer.qk_norm) else None
         self.hook_gate = HookPoint()
         self.hook_payload = HookPoint()
         self.hook_pooled = HookPoint()
@@ -151,20 +161,38 @@ class Branch(nn.Module):
             logits = logits.masked_fill(tokens.clipped[None, :, :, None, None], -torch.inf)
         return self.hook_gate(logits.softmax(2))
 
-    def forward(self, tokens: WindowTokens) -> Float[Tensor, "b e g d"]:
-        """Pool the windows into entries as they are stored."""
+    def forward(self, tokens: WindowTokens) -> tuple[Float[Tensor, "b e g d"], Float[Tensor, "b e g d"]]:
+        """Pool the windows; return entries as they are stored, and before RoPE (the latents)."""
         gate = self.gate(tokens)
         payload = self.hook_payload(self.apply_maps(self.W_payload, tokens))
         pooled = self.hook_pooled((gate * payload).sum(2).to(payload.dtype))
-        return self.hook_entry(self.finish(pooled, tokens.first))
+        latent = pooled if self.norm is None else self.norm(pooled)
+        return self.hook_entry(self.finish(latent, tokens.first)), latent
 
-    def finish(self, pooled: Float[Tensor, "b e g d"], first: int) -> Float[Tensor, "b e g d"]:
-        """Norm and rotate pooled keys (entry j sits at position j·S)."""
-        if not self.is_key:
-            return pooled
-        entry = pooled if self.norm is None else self.norm(pooled)
-        positions = torch.arange(first, first + pooled.shape[1], device=pooled.device) * self.geometry.stride
-        return rotate(entry, rope_tables(positions, self.rope_dims, self.rope_base, entry.dtype))
+    def finish(self, latent: Float[Tensor, "b e g d"], first: int) -> Float[Tensor, "b e g d"]:
+        """Rotate keys (entry j sits at position j·S) and round to the stored precision."""
+        if self.is_key:
+            positions = (
+                torch.arange(first, first + latent.shape[1], device=latent.device) * self.geometry.stride
+            )
+            latent = rotate(latent, rope_tables(positions, self.rope_dims, self.rope_base, latent.dtype))
+        return store(latent, self.precision)
+
+
+class Pooled(NamedTuple):
+    """What a compressor makes of some windows.
+
+    Attributes
+    ----------
+    key, value : float tensor [B, E, G, D]
+        Entries as stored (one tensor when tied).
+    latent : float tensor [B, E, G, D]
+        Key entries before RoPE.
+    """
+
+    key: Tensor
+    value: Tensor
+    latent: Tensor
 
 
 class Compressor(nn.Module):
@@ -172,14 +200,10 @@ class Compressor(nn.Module):
 
     def __init__(self, cfg: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
-        self.geometry = ChunkGeometry(layer.window, layer.stride)
         self.key = Branch(cfg, layer, is_key=True)
         self.value = None if layer.tied_kv else Branch(cfg, layer, is_key=False)
 
-    def forward(
-        self, x: Float[Tensor, "b t d"], start: int, first: int, end: int
-    ) -> tuple[Float[Tensor, "b e g d"], Float[Tensor, "b e g d"]]:
-        """Stored key and value entries `first` … `end`−1 (the same tensor when tied)."""
-        tokens = window_tokens(self.geometry, x, start, first, end)
-        key = self.key(tokens)
-        return key, key if self.value is None else self.value(tokens)
+    def forward(self, tokens: WindowTokens) -> Pooled:
+        """Pool key and value entries of some windows."""
+        key, latent = self.key(tokens)
+        return Pooled(key, key if self.value is None else self.value(tokens)[0], latent)

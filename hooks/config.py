@@ -10,18 +10,28 @@ from typing import Any, Literal, get_args
 
 from hooks.errors import ConfigError, did_you_mean
 from hooks.geometry import ChunkGeometry
+from hooks.presets import FULL_SIZE, TRAINABLE
+from hooks.roles import check_roles, index_source, owner, readers
+from hooks.stored import check_width
 
-__all__ = ["LayerConfig", "ModelConfig", "preset", "preset_names"]
+__all__ = ["LayerConfig", "ModelConfig", "full_size_names", "preset", "preset_names", "scaled_down"]
 
 Attention = Literal["full", "sliding", "chunked"]
 Tail = Literal["window", "open"]
 Gate = Literal["scalar", "vector", "uniform"]
 Payload = Literal["per_offset", "shared", "two_series"]
+Role = Literal["full", "reindex", "reuse"]
+IndexStyle = Literal["compressor", "latent"]
 
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What one layer is, with every per-layer field of :class:`ModelConfig` resolved to a single value."""
+    """What one layer is, with every per-layer field of :class:`ModelConfig` resolved to a single value.
+
+    Beside them: `owner`, the layer whose entries it reads (itself if it is full), `index_from`, the layer whose
+    picks it follows, `readers`, who else reads its entries. ``index_topk`` of a reuse layer is that of
+    the picks it follows; ``index_heads`` and ``index_dim`` are None in a layer without an indexer of its own.
+    """
 
     attention: str
     window: int
@@ -41,6 +51,18 @@ class LayerConfig:
     index_heads: int | None
     index_dim: int | None
     gate_init_std: float
+    role: str
+    q_norm: bool
+    index_style: str
+    index_pool: int | None
+    index_block: int
+    exact_precision: str | None
+    entry_precision: str | None
+    index_precision: str | None
+    engram: bool
+    owner: int | None
+    index_from: int | None
+    readers: tuple[int, ...]
 
     @property
     def geometry(self) -> ChunkGeometry | None:
@@ -93,9 +115,30 @@ class ModelConfig:
     sink : bool
         A learned logit per head that draws softmax mass and adds nothing.
     index_topk, index_heads, index_dim : int or None
-        The indexer; None attends every visible entry.
+        The indexer: entries picked per query, its query heads and their width. ``index_topk=None`` attends every
+        visible entry; with `index_heads` or `index_dim` set the indexer is there all the same and learns
+        ("dense" mode). Otherwise `index_heads` defaults to ``n_heads`` and `index_dim` to ``d_head``.
     gate_init_std : float
         Standard deviation of the initial gate maps.
+    roles : "full", "reindex" or "reuse"
+        Whose entries and picks a chunked layer reads, see :mod:`hooks.roles`.
+    q_norm : bool or None
+        RMSNorm on queries alone; None follows `qk_norm`.
+    index_style : "compressor" or "latent"
+        Index keys come from a compressor of their own (V4), or are RMSNorm(W_K · latent) of the layer's pooled
+        and normed key entry before RoPE (V4.1).
+    index_pool, index_block : int or None, int
+        A full layer's reindex readers pick inside its best `index_pool` blocks of `index_block` entries; None
+        does not restrict them.
+    exact_precision, entry_precision, index_precision : str or None
+        How exact keys and values, entries, and index keys and queries are stored, see :mod:`hooks.stored`.
+    engram : bool
+        A hashed n-gram memory adds to the stream before the layer, see :mod:`hooks.engram`.
+    decoder_start : int or None
+        First layer of the decoder: a full layer, whose entries are the only ones that later layers read. For the
+        whole model, like the three fields below.
+    engram_rows, engram_heads, engram_dim : int
+        Rows of each hash table; hash heads per n-gram length; width of a row.
 
     Raises
     ------
@@ -129,9 +172,24 @@ class ModelConfig:
     index_heads: int | tuple[int | None, ...] | None = None
     index_dim: int | tuple[int | None, ...] | None = None
     gate_init_std: float | tuple[float, ...] = 0.02
+    roles: Role | tuple[Role, ...] = "full"
+    q_norm: bool | tuple[bool | None, ...] | None = None
+    index_style: IndexStyle | tuple[IndexStyle, ...] = "compressor"
+    index_pool: int | tuple[int | None, ...] | None = None
+    index_block: int | tuple[int, ...] = 8
+    exact_precision: str | tuple[str | None, ...] | None = None
+    entry_precision: str | tuple[str | None, ...] | None = None
+    index_precision: str | tuple[str | None, ...] | None = None
+    engram: bool | tuple[bool, ...] = False
+    decoder_start: int | None = None
+    engram_rows: int = 4096
+    engram_heads: int = 8
+    engram_dim: int = 32
 
     def __post_init__(self) -> None:
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_vocab"):
+            _check_int(name, getattr(self, name), minimum=1)
+        for name in ("engram_rows", "engram_heads", "engram_dim"):
             _check_int(name, getattr(self, name), minimum=1)
         _check_int("d_mlp", self.d_mlp, minimum=0)
         _check_int("seed", self.seed, minimum=0)
@@ -151,6 +209,11 @@ class ModelConfig:
                 )
         for layer in range(self.n_layers):
             _check_layer(self, layer)
+        check_roles(self)
+
+    def value(self, name: str, layer: int) -> Any:
+        """Return one per-layer field as it was given, for one layer."""
+        return _pick(getattr(self, name), layer)
 
     def layer(self, layer: int) -> LayerConfig:
         """Resolve every per-layer field for one layer.
@@ -162,10 +225,26 @@ class ModelConfig:
         """
         if not 0 <= layer < self.n_layers:
             raise ConfigError(f"layer {layer} does not exist; valid: 0 to {self.n_layers - 1}")
-        values = {name: _pick(getattr(self, name), layer) for name in _PER_LAYER}
+        values = {name: self.value(name, layer) for name in _PER_LAYER}
+        values["role"] = values.pop("roles")
         if values["rope_dims"] is None:
             values["rope_dims"] = self.d_head
+        if values["q_norm"] is None:
+            values["q_norm"] = values["qk_norm"]
+        values.update(owner=owner(self, layer), index_from=index_source(self, layer))
+        values["readers"] = tuple(readers(self, layer)) if values["role"] == "full" else ()
+        values.update(self._indexer(layer, values))
         return LayerConfig(**values)
+
+    def _indexer(self, layer: int, values: Mapping[str, Any]) -> dict[str, int | None]:
+        """The indexer a layer has, all None without one; and the picks it follows."""
+        fields = ("index_topk", "index_heads", "index_dim")
+        topk, heads, dim = (values[name] for name in fields)
+        if values["attention"] != "chunked" or values["role"] == "reuse" or (topk, heads, dim) == (None,) * 3:
+            source = values["index_from"]
+            topk = None if source is None else self.value("index_topk", source)
+            return dict(zip(fields, (topk, None, None), strict=True))
+        return dict(zip(fields, (topk, heads or self.n_heads, dim or self.d_head), strict=True))
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -203,14 +282,20 @@ class ModelConfig:
         return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
-_PER_LAYER = tuple(field.name for field in dataclasses.fields(LayerConfig))
+_WHOLE_MODEL = (
+    "n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "d_vocab", "seed", "decoder_start",
+    "engram_rows", "engram_heads", "engram_dim",
+)  # fmt: skip
+_PER_LAYER = tuple(f.name for f in dataclasses.fields(ModelConfig) if f.name not in _WHOLE_MODEL)
 _CHOICES: dict[str, tuple[str, ...]] = {
     "attention": get_args(Attention),
     "tail": get_args(Tail),
     "gate": get_args(Gate),
     "payload": get_args(Payload),
+    "roles": get_args(Role),
+    "index_style": get_args(IndexStyle),
 }
-_BOOLS = ("gate_bias", "tied_kv", "qk_norm", "inverse_rope", "sink")
+_BOOLS = ("gate_bias", "tied_kv", "qk_norm", "inverse_rope", "sink", "engram")
 
 
 def _pick(value: Any, layer: int) -> Any:
@@ -222,6 +307,16 @@ def _check_int(name: str, value: Any, minimum: int) -> None:
         raise ConfigError(f"{name}={value!r} is not an integer of at least {minimum}")
 
 
+def _check_precision(cfg: ModelConfig, values: Mapping[str, Any], layer: int, rope_dims: int) -> None:
+    for name in ("exact_precision", "entry_precision"):
+        if values[name] is not None:
+            check_width(values[name], cfg.d_head, rope_dims, f"{name} in layer {layer}: d_head")
+    indexed = any(values[name] is not None for name in ("index_topk", "index_heads", "index_dim"))
+    if values["index_precision"] is not None and indexed:
+        width = values["index_dim"] or cfg.d_head
+        check_width(values["index_precision"], width, None, f"index_precision in layer {layer}: index_dim")
+
+
 def _check_layer(cfg: ModelConfig, layer: int) -> None:
     values = {name: _pick(getattr(cfg, name), layer) for name in _PER_LAYER}
     for name, choices in _CHOICES.items():
@@ -230,8 +325,11 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
     for name in _BOOLS:
         if not isinstance(values[name], bool):
             raise ConfigError(f"{name}={values[name]!r} in layer {layer}; valid: True, False")
+    if values["q_norm"] not in (True, False, None):
+        raise ConfigError(f"q_norm={values['q_norm']!r} in layer {layer}; valid: True, False, None")
     _check_int("exact_window", values["exact_window"], minimum=0)
-    for name in ("index_topk", "index_heads", "index_dim"):
+    _check_int("index_block", values["index_block"], minimum=1)
+    for name in ("index_topk", "index_heads", "index_dim", "index_pool"):
         if values[name] is not None:
             _check_int(name, values[name], minimum=1)
     rope_dims = cfg.d_head if values["rope_dims"] is None else values["rope_dims"]
@@ -247,6 +345,7 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
             or not values[name] >= 0
         ):
             raise ConfigError(f"{name}={values[name]!r} in layer {layer} is not a number of at least 0")
+    _check_precision(cfg, values, layer, rope_dims)
     if values["attention"] == "chunked":
         ChunkGeometry(values["window"], values["stride"])
         if values["payload"] == "two_series" and values["window"] != 2 * values["stride"]:
@@ -265,36 +364,14 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
             )
 
 
-_RECALL = {
-    "n_layers": 4, "d_model": 128, "n_heads": 4, "d_head": 32, "d_mlp": 256, "d_vocab": 273,
-}  # fmt: skip
-_DEEPSEEK_STYLE = {
-    **_RECALL, "n_kv_heads": 1, "gate": "vector", "tied_kv": True, "rope_dims": 16,
-}  # fmt: skip
-
-_PRESETS: dict[str, dict[str, Any]] = {
-    "full-4kv": {**_RECALL, "n_kv_heads": 4, "attention": "full"},
-    "w4s4-4kv": {**_RECALL, "n_kv_heads": 4, "window": 4, "stride": 4},
-    "w8s8-1kv": {**_RECALL, "n_kv_heads": 1},
-    "w8s8-2kv": {**_RECALL, "n_kv_heads": 2},
-    "w8s8-4kv": {**_RECALL, "n_kv_heads": 4},
-    "w8s6-4kv": {**_RECALL, "n_kv_heads": 4, "stride": 6},
-    "w8s4-4kv": {**_RECALL, "n_kv_heads": 4, "stride": 4},
-    "w12s12-4kv": {**_RECALL, "n_kv_heads": 4, "window": 12, "stride": 12},
-    "w8s8-2kv-uniform": {**_RECALL, "n_kv_heads": 2, "gate": "uniform"},
-    "w8s8-2kv-nope": {**_RECALL, "n_kv_heads": 2, "rope_dims": 0},
-    "dsv4-w8s4-1kv": {**_DEEPSEEK_STYLE, "stride": 4, "payload": "two_series"},
-    "v41-w2s2-1kv": {**_DEEPSEEK_STYLE, "window": 2, "stride": 2, "payload": "shared", "gate_bias": False},
-    "tiny": {
-        "n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_head": 16, "d_mlp": 128, "d_vocab": 73,
-        "window": 4, "stride": 4, "exact_window": 4,
-    },
-}  # fmt: skip
-
-
 def preset_names() -> list[str]:
-    """Names that :func:`preset` knows."""
-    return list(_PRESETS)
+    """Names of the configurations of a size to train."""
+    return list(TRAINABLE)
+
+
+def full_size_names() -> list[str]:
+    """Names of the published models' configurations at full size."""
+    return list(FULL_SIZE)
 
 
 def preset(name: str) -> ModelConfig:
@@ -305,6 +382,40 @@ def preset(name: str) -> ModelConfig:
     ConfigError
         Listing the names that exist.
     """
-    if name not in _PRESETS:
-        raise ConfigError(f"unknown preset {name!r}; {did_you_mean(name, _PRESETS, 30)}")
-    return ModelConfig(**_PRESETS[name])
+    known = TRAINABLE | FULL_SIZE
+    if name not in known:
+        raise ConfigError(f"unknown preset {name!r}; {did_you_mean(name, known, 30)}")
+    return ModelConfig(**known[name])
+
+
+def scaled_down(name: str, *, seed: int = 0) -> ModelConfig:
+    """Return a small copy of a full-size configuration, for the recall vocabulary.
+
+    Every layer keeps its kind, role, payload, gate and picking; V4.1 its precision. Widths, windows and top-k
+    shrink, and strides above 16 become 16.
+
+    Raises
+    ------
+    ConfigError
+        Listing the names that exist.
+    """
+    if name not in FULL_SIZE:
+        raise ConfigError(f"no full-size configuration {name!r}; {did_you_mean(name, FULL_SIZE)}")
+    cfg = preset(name)
+    layers = range(cfg.n_layers)
+
+    def shrunk(field: str, limit: int) -> tuple[int | None, ...]:
+        given = (cfg.value(field, i) for i in layers)
+        return tuple(None if value is None else min(value, limit) for value in given)
+
+    return cfg.replace(
+        seed=seed, d_model=64, n_heads=4, d_head=32, d_mlp=128, d_vocab=273, exact_window=16, rope_dims=16,
+        window=shrunk("window", 16), stride=shrunk("stride", 16), index_topk=shrunk("index_topk", 12),
+        index_heads=shrunk("index_heads", 8), index_dim=shrunk("index_dim", 32),
+        index_pool=shrunk("index_pool", 4), engram_dim=16,
+        **{
+            f"{cache}_precision": None
+            for cache in ("exact", "entry")
+            if cfg.value(f"{cache}_precision", 0) == "fp8+bf16"
+        },
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """The names of what can be hooked, the axes behind each name, and the protocol that interp/ relies on.
 
 Axis legend: batch B, pos T (query positions of this call), key (all positions so far, then all entries so
-far, then the sink), entry E, offset W, head H (query heads), kv_head G, d_head D, pick k.
+far, then the sink), entry E, offset W, head H (query heads), kv_head G, d_head D, pick k, index_head and
+index_dim (of the indexer), block (of entries, for hierarchical picks), gram (n-gram lengths), hash.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _EXACT = ("batch", "pos", "kv_head", "d_head")
 _ENTRY = ("batch", "entry", "kv_head", "d_head")
 _SLOT = ("batch", "entry", "offset", "kv_head", "d_head")
 _MAP = ("batch", "head", "pos", "key")
+_BRANCH = {
+    "hook_gate_logits": _SLOT,
+    "hook_gate": _SLOT,
+    "hook_payload": _SLOT,
+    "hook_pooled": _ENTRY,
+    "hook_entry": _ENTRY,
+}
 
 SITE_AXES: dict[str, tuple[str, ...]] = {
     "hook_embed": _STREAM,
@@ -46,16 +54,14 @@ SITE_AXES: dict[str, tuple[str, ...]] = {
     "attn.hook_z": _QUERY,
     "attn.hook_result": ("batch", "pos", "head", "d_model"),
     **{
-        f"attn.compressor.{branch}.{name}": axes
-        for branch in ("key", "value")
-        for name, axes in {
-            "hook_gate_logits": _SLOT,
-            "hook_gate": _SLOT,
-            "hook_payload": _SLOT,
-            "hook_pooled": _ENTRY,
-            "hook_entry": _ENTRY,
-        }.items()
+        f"attn.{branch}.{name}": axes
+        for branch in ("compressor.key", "compressor.value", "indexer.compressor")
+        for name, axes in _BRANCH.items()
     },
+    "attn.indexer.hook_key": ("batch", "entry", "index_dim"),
+    "attn.indexer.hook_q": ("batch", "pos", "index_head", "index_dim"),
+    "attn.indexer.hook_weight": ("batch", "pos", "index_head"),
+    "attn.indexer.hook_pool": ("batch", "pos", "block"),
     "attn.indexer.hook_scores": ("batch", "pos", "entry"),
     "attn.indexer.hook_picks": ("batch", "pos", "pick"),
 }
@@ -131,10 +137,37 @@ def check_names(names: Iterable[str], valid: Sequence[str]) -> None:
             continue
         match = _BLOCK.fullmatch(name)
         same_layer = [v for v in valid if match and v.startswith(f"blocks.{match[1]}.")]
+        owner = _owning(name, known)
+        if owner is not None:
+            raise SiteError(
+                f"{name!r} never fires in this model: layer {match[1] if match else '?'} reads what layer {owner[0]} owns; hook "
+                f"{owner[1]!r}, or what this layer reads: "
+                f"{', '.join(v for v in same_layer if 'attn.hook_entry' in v)}"
+            )
         raise SiteError(
             f"{name!r} never fires in this model" + (f" (layer {match[1]} lacks it)" if same_layer else "")
             + f"; {did_you_mean(name, same_layer or valid, 30)}"
         )  # fmt: skip
+
+
+def _owning(name: str, known: set[str]) -> tuple[int, str] | None:
+    """Layer and name of the site behind one that a reading layer lacks; None where there is no such thing.
+
+    A layer that reads entries and has no compressor reads those of the nearest earlier layer with one; the
+    same holds for index keys and picks.
+    """
+    match = _BLOCK.fullmatch(name)
+    if match is None or not match[2].startswith(("attn.compressor.", "attn.indexer.")):
+        return None
+    layer = int(match[1])
+    if f"blocks.{layer}.attn.hook_entry_k" not in known:
+        return None
+    if any(f"blocks.{layer}.attn.compressor.key.{kind}" in known for kind in _BRANCH):
+        return None
+    for earlier in range(layer - 1, -1, -1):
+        if f"blocks.{earlier}.{match[2]}" in known:
+            return earlier, f"blocks.{earlier}.{match[2]}"
+    return None
 
 
 @runtime_checkable
@@ -149,7 +182,9 @@ class Cache(Protocol):
     def fork(self) -> Cache:
         """Return a read-only view for one more call of U·B rows over B shared pasts (row = b·U + u).
 
-        The call reads the shared past, keeps its own new keys and entries per row, and stores nothing.
+        The call reads the shared past, keeps its own new keys and entries per row, and stores nothing. It may
+        run in pieces, layer by layer, and variants may join in between at the end of each sequence's
+        rows: what earlier layers left for later ones in this call, they take from variant 0.
         """
         ...
 

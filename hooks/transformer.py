@@ -16,7 +16,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from hooks.attention import Attention
-from hooks.cache import DecodeCache, LayerState
+from hooks.cache import DecodeCache, LayerState, SharedEntries
 from hooks.config import ModelConfig
 from hooks.errors import CheckpointError, ModelCheckError, PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
@@ -62,15 +62,21 @@ class Block(nn.Module):
             self.hook_mlp_out = HookPoint()
 
     def forward(
-        self, x: Float[Tensor, "r t m"], state: LayerState | None, rewind: bool, last_only: bool
-    ) -> tuple[Float[Tensor, "r q m"], LayerState]:
+        self,
+        x: Float[Tensor, "r t m"],
+        state: LayerState | None = None,
+        *,
+        shared: SharedEntries | None = None,
+        rewind: bool = False,
+        queries: int | None = None,
+    ) -> tuple[Float[Tensor, "r q m"], LayerState, SharedEntries | None]:
         """One layer; see :meth:`hooks.attention.Attention.forward`."""
         x = self.hook_resid_pre(x)
-        out, state = self.attn(self.ln1(x), state, rewind=rewind, last_only=last_only)
-        x = self.hook_resid_mid((x[:, -1:] if last_only else x) + self.hook_attn_out(out))
+        out, state, shared = self.attn(self.ln1(x), state, shared=shared, rewind=rewind, queries=queries)
+        x = self.hook_resid_mid((x if queries is None else x[:, -queries:]) + self.hook_attn_out(out))
         if hasattr(self, "mlp"):
             x = x + self.hook_mlp_out(self.mlp(self.ln2(x)))
-        return self.hook_resid_post(x), state
+        return self.hook_resid_post(x), state, shared
 
 
 class CompressedTransformer(HookedRootModule):
@@ -143,6 +149,32 @@ class CompressedTransformer(HookedRootModule):
         """The module that maps tokens to logits and is trained: the model itself."""
         return self
 
+    def auxiliary_loss(self) -> Float[Tensor, ""] | None:
+        """How far the indexers are from the attention they imitate, after a forward pass in training mode.
+
+        The mean over layers with an indexer of KL(attention ‖ index scores), see :mod:`hooks.indexer`. Its gradient
+        reaches indexers alone; add it to the loss.
+
+        Returns
+        -------
+        float tensor [] or None
+            None without an indexer, or if the last pass saw no entry or was not in training mode.
+        """
+        losses = []
+        for block in self.blocks:
+            parts = block.attn.imitation
+            if parts:
+                total, count = (torch.stack(part).sum() for part in zip(*parts, strict=True))
+                losses.append(total / count.clamp_min(1))
+        return torch.stack(losses).mean() if losses else None
+
+    def train(self, mode: bool = True) -> CompressedTransformer:
+        """Set training mode; leaving it drops what :meth:`auxiliary_loss` would return."""
+        if not mode:
+            for block in self.blocks:
+                block.attn.imitation = []
+        return super().train(mode)
+
     # ------------------------------------------------------------------ running it
 
     def start_cache(self, batch: int, rewind: bool = True) -> DecodeCache:
@@ -200,12 +232,18 @@ class CompressedTransformer(HookedRootModule):
             x.shape[0] % cache.batch or (x.shape[0] != cache.batch and not cache.forked)
         ):
             raise PhaselensError(f"{x.shape[0]} rows do not fit a cache of {cache.batch} sequences")
+        rewind = cache is not None and cache.rewind
+        shared = cache.shared if cache is not None and first else None
+        if shared is not None and cache is not None:
+            shared = shared.for_rows(x.shape[0], cache.batch)
         for index in range(first, last):
             state = cache.layers[index] if cache is not None else None
-            narrow = last_only and index == self.cfg.n_layers - 1
-            x, state = self.blocks[index](x, state, cache is not None and cache.rewind, narrow)
+            narrow = 1 if last_only and index == self.cfg.n_layers - 1 else None
+            x, state, shared = self.blocks[index](x, state, shared=shared, rewind=rewind, queries=narrow)
             if cache is not None and not cache.forked:
                 cache.layers[index] = state
+        if cache is not None:
+            cache.shared = shared if last < self.cfg.n_layers else None
         if last < self.cfg.n_layers:
             return x
         logits = self.ln_final(x[:, -1:] if last_only else x) @ self.W_U

@@ -170,8 +170,9 @@ def fit(
         scored = targets != -100
         picked, wanted = logits[scored].float(), targets[scored]
         loss = nn.functional.cross_entropy(picked, wanted)
+        auxiliary = model.auxiliary_loss() if hasattr(model, "auxiliary_loss") else None  # indexers' own
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss if auxiliary is None else loss + auxiliary).backward()
         nn.utils.clip_grad_norm_(parameters, recipe.clip)
         optimiser.step()
         last = step + 1 == recipe.steps

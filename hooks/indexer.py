@@ -1,0 +1,218 @@
+"""The lightning indexer: cheap scores of every visible entry, from which each query picks a few.
+
+score(t, s) = Σ_h w_h(t) · ReLU(q_h(t) · k_s), with w = W_weight x · d^-½ · H^-½ (DeepSeek-V4, arXiv 2606.19348).
+Hierarchical picks keep whole blocks of entries first (DeepSeek-V4.1, arXiv 2609.19969). Picking is hard: no
+gradient of the language-model loss reaches an indexer. It learns from :func:`imitation_loss` alone, which in turn
+reaches nothing but indexers; how the official models train theirs is not sourced.
+
+Axis legend: rows R, batch B, query T, entry E, index head H, index width d, pick k.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from hooks.compressor import Branch, WindowTokens
+from hooks.config import LayerConfig, ModelConfig
+from hooks.errors import SiteError
+from hooks.numerics import RMSNorm, rope_tables, rotate, working_dtype
+from hooks.softmax import dot_products
+from hooks.stored import store
+
+__all__ = ["Indexer", "block_pool", "imitation_loss", "pick_mask", "pool_mask", "top_picks"]
+
+
+class Indexer(nn.Module):
+    """Index queries of one layer and, where the layer owns entries, index keys.
+
+    Parameters
+    ----------
+    cfg, layer : ModelConfig, LayerConfig
+        Sizes and variant; a reindex layer scores the keys of its owner.
+    """
+
+    def __init__(self, cfg: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__()
+        assert layer.index_heads is not None and layer.index_dim is not None
+        self.layer = layer
+        heads, width = layer.index_heads, layer.index_dim
+        self.scale = (heads * width) ** -0.5
+        self.rope_dims = min(layer.rope_dims, width - width % 2)
+        self.W_Q = nn.Parameter(torch.empty(heads, cfg.d_model, width))
+        self.W_weight = nn.Parameter(torch.empty(cfg.d_model, heads))
+        if layer.role == "full":
+            if layer.index_style == "compressor":
+                self.compressor = Branch(cfg, layer, is_key=True, index=True)
+            else:
+                self.W_K = nn.Parameter(torch.empty(cfg.n_kv_heads * cfg.d_head, width))
+                self.k_norm = RMSNorm(width)
+            self.hook_key = HookPoint()
+        self.hook_q, self.hook_weight, self.hook_scores = HookPoint(), HookPoint(), HookPoint()
+        if layer.index_topk is not None:
+            self.hook_picks = HookPoint()
+        if layer.index_pool is not None:
+            self.hook_pool = HookPoint()
+
+    def keys(self, tokens: WindowTokens, latent: Float[Tensor, "b e g d_head"]) -> Float[Tensor, "b e d"]:
+        """Index keys of the entries that close, as stored: from the tokens, or from the entries' latents."""
+        if self.layer.index_style == "compressor":
+            return self.hook_key(self.compressor(tokens.detached())[0].squeeze(2))
+        key = self.k_norm(latent.detach().flatten(2) @ self.W_K)
+        positions = torch.arange(tokens.first, tokens.first + key.shape[1], device=key.device)
+        tables = rope_tables(positions * self.layer.stride, self.rope_dims, self.layer.rope_base, key.dtype)
+        return self.hook_key(store(rotate(key[:, :, None], tables).squeeze(2), self.layer.index_precision))
+
+    def scores(
+        self,
+        x: Float[Tensor, "r t m"],
+        first_query: int,
+        keys: list[Float[Tensor, "_ _ d"]],
+        limit: int,
+    ) -> Float[Tensor, "r t e"]:
+        """Score entries for consecutive queries; −inf where an entry is not visible yet.
+
+        Parameters
+        ----------
+        x : float tensor [R, T, d_model]
+            Attention inputs of the queries.
+        first_query : int
+            Position of the first one.
+        keys : list of float tensors [R or B, n, d]
+            Index keys of all entries so far, in pieces.
+        limit : int
+            Memory: scores per head formed at once.
+        """
+        x = x.detach()
+        heads, m, width = self.W_Q.shape
+        queries = torch.arange(first_query, first_query + x.shape[1], device=x.device)
+        q = (x @ self.W_Q.permute(1, 0, 2).reshape(m, heads * width)).unflatten(-1, (heads, width))
+        q = rotate(q, rope_tables(queries, self.rope_dims, self.layer.rope_base, q.dtype))
+        q = self.hook_q(store(q, self.layer.index_precision))
+        weight = self.hook_weight((x @ self.W_weight) * self.scale)
+        total = sum(key.shape[1] for key in keys)
+        visible = torch.arange(total, device=x.device) < ((queries + 1) // self.layer.stride)[:, None]
+        block = max(1, limit // max(1, x.shape[0] * heads * total))
+        scores = torch.cat(
+            [
+                self._block_scores(q[:, i : i + block], weight[:, i : i + block], keys)
+                for i in range(0, x.shape[1], block)
+            ],
+            dim=1,
+        )
+        return self.hook_scores(scores.masked_fill(~visible, -torch.inf)).masked_fill(~visible, -torch.inf)
+
+    @staticmethod
+    def _block_scores(q: Tensor, weight: Tensor, keys: list[Tensor]) -> Tensor:
+        """Scores [R, T, E] before masking, every head at once."""
+        wide = working_dtype(q.dtype)
+        products = torch.cat([dot_products(q, key[:, :, None]) for key in keys], dim=-1).to(wide)
+        return (products.relu() * weight.to(wide).transpose(1, 2)[..., None]).sum(1)
+
+    def pick(self, scores: Float[Tensor, "r t e"], pool: Int[Tensor, "r t p"] | None) -> Int[Tensor, "r t k"]:
+        """Pick the best entries, inside a pool of blocks if one is given.
+
+        Raises
+        ------
+        SiteError
+            If a hook picks an entry that does not exist.
+        """
+        assert self.layer.index_topk is not None
+        if pool is not None:
+            scores = scores.masked_fill(
+                ~pool_mask(pool, scores.shape[-1], self.layer.index_block), -torch.inf
+            )
+        picks = self.hook_picks(top_picks(scores.detach(), self.layer.index_topk))
+        if self.hook_picks.fwd_hooks and picks.numel():
+            low, high = (int(v) for v in torch.aminmax(picks))
+            if low < -1 or high >= scores.shape[-1]:
+                raise SiteError(
+                    f"{self.hook_picks.name}: pick {low if low < -1 else high} does not exist; valid: -1 (empty) to "
+                    f"{scores.shape[-1] - 1}"
+                )
+        return picks
+
+    def pool(self, scores: Float[Tensor, "r t e"], first_query: int) -> Int[Tensor, "r t p"] | None:
+        """Blocks in which reindex layers may pick; None where they are not restricted."""
+        if self.layer.index_pool is None:
+            return None
+        queries = torch.arange(first_query, first_query + scores.shape[1], device=scores.device)
+        visible = (queries + 1) // self.layer.stride
+        return self.hook_pool(
+            block_pool(scores.detach(), visible, self.layer.index_pool, self.layer.index_block)
+        )
+
+
+def top_picks(scores: Float[Tensor, "*batch e"], k: int) -> Int[Tensor, "*batch k"]:
+    """The k best entries, best first, ties to the lowest index, −1 where fewer are finite.
+
+    A stable sort: ``torch.topk`` breaks ties by length, so that picks would change with the sequence.
+    """
+    order = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
+    picks = order.masked_fill(torch.isneginf(scores.gather(-1, order)), -1)
+    return nn.functional.pad(picks, (0, k - picks.shape[-1]), value=-1)
+
+
+def block_pool(
+    scores: Float[Tensor, "*batch t e"], visible: Int[Tensor, " t"], size: int, block: int
+) -> Int[Tensor, "*batch t size"]:
+    """The best blocks of entries by their maximum, the block of the newest visible entry always among them.
+
+    Parameters
+    ----------
+    scores : float tensor [..., T, E]
+        −inf where an entry is not visible.
+    visible : integer tensor [T]
+        Entries each query sees.
+    size, block : int
+        Blocks kept; entries in a block.
+
+    Returns
+    -------
+    integer tensor [..., T, size]
+        Block numbers; −1 is empty.
+    """
+    missing = -scores.shape[-1] % block
+    maxima = nn.functional.pad(scores, (0, missing), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
+    newest = torch.div(visible - 1, block, rounding_mode="floor")[:, None]
+    is_newest = torch.arange(maxima.shape[-1], device=scores.device) == newest
+    return top_picks(maxima.masked_fill(is_newest, torch.inf), size)
+
+
+def pick_mask(picks: Int[Tensor, "r t k"], entries: int) -> Bool[Tensor, "r t e"]:
+    """True at the entries that each query picked."""
+    mask = torch.zeros((*picks.shape[:2], entries + 1), dtype=torch.bool, device=picks.device)
+    return mask.scatter_(-1, torch.where(picks < 0, entries, picks), True)[..., :entries]
+
+
+def pool_mask(pool: Int[Tensor, "r t p"], entries: int, block: int) -> Bool[Tensor, "r t e"]:
+    """True at the entries of each query's blocks."""
+    return pick_mask(pool, -(-entries // block)).repeat_interleave(block, dim=-1)[..., :entries]
+
+
+def imitation_loss(
+    scores: Float[Tensor, "r t e"], mass: Float[Tensor, "r t e"]
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """KL(attention ‖ softmax of the index scores) over visible entries, by query.
+
+    Parameters
+    ----------
+    scores : float tensor [R, T, E]
+        Index scores, −inf where not visible.
+    mass : float tensor [R, T, E]
+        Attention mass summed over heads as if every visible entry were attended; the target is its share
+        per entry, detached (the objective of DeepSeek-V3.2's sparse attention, arXiv 2512.02556).
+
+    Returns
+    -------
+    total, count : float tensor [], integer tensor []
+        Sum over the queries that see any entry, and their number.
+    """
+    hidden = torch.isneginf(scores)
+    mass = mass.detach()
+    target = mass / mass.sum(-1, keepdim=True).clamp_min(torch.finfo(mass.dtype).tiny)
+    log_index = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).log_softmax(-1)
+    terms = torch.xlogy(target, target) - target * log_index.masked_fill(hidden, 0.0)
+    return terms.sum(), (~hidden).any(-1).sum()
