@@ -69,7 +69,7 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
         100 * sweep[f"accuracy{end}"].values.astype(float) for end in ("", "_low", "_high")
     )
     for phase in range(len(accuracy)):
-        mark = "worst" if phase == a.get("worst_phase") else ""
+        mark = "worst" if phase == a.get("worst_phase") and np.ptp(accuracy) > 0 else ""
         table.add_row(str(phase), number(accuracy[phase], 1), _interval(low[phase], high[phase]), mark)
     lines = []
     if {"gap_pp", "null_gap_pp"} <= set(a):
@@ -131,6 +131,7 @@ def unit_table(
     uncovered = specialization["uncovered"].values.astype(bool)
     plural = "s" if uncovered.sum() > 1 else ""
     none = f"phase{plural} {arcs_text(uncovered)}" if uncovered.any() else "no phase"
+    none = "every phase" if uncovered.all() else none
     lines = [f"Served by no unit: {none}."]
     if quiet:
         verbs = ("s serve", "change") if quiet > 1 else (" serves", "changes")

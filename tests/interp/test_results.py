@@ -59,7 +59,7 @@ def datasets(draw: st.DrawFn) -> xr.Dataset:
     return xr.Dataset(data, coords, draw(st.dictionaries(st.sampled_from("abc"), ATTRS)))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dataset=datasets())
 def test_round_trip_keeps_every_value_dtype_and_attr(dataset: xr.Dataset, tmp_path):
     back = results.load(results.save(dataset, tmp_path / "r.nc"))
