@@ -85,6 +85,13 @@ def test_difficult_prompts_are_not_a_period():
     assert found <= scipy_stats.binom.ppf(0.975, 40, 0.05)
 
 
+def test_difficult_prompts_do_not_hide_a_period():
+    rng = np.random.default_rng(5)
+    t = positions(12, rng)
+    values = 30 * rng.normal(size=(12, 1)) + (t % 8 == 7) + 0.5 * rng.normal(size=t.shape)
+    assert find_period(values, t, n_permutations=99).period == 8
+
+
 def test_the_period_is_in_the_position_and_not_in_the_column():
     # Columns shuffled: only target_position knows.
     rng = np.random.default_rng(1)
