@@ -9,10 +9,13 @@ from hooks.errors import ConfigError, did_you_mean
 
 __all__ = ["build", "buildable"]
 
+_HUGGING_FACE = {"hfv4-mix": "mix", "hfv4-csa": "csa"}
+"""Models of the Hugging Face DeepSeek-V4 class, by layer pattern."""
+
 
 def buildable() -> list[str]:
     """Names :func:`build` knows."""
-    return preset_names()
+    return [*preset_names(), *_HUGGING_FACE]
 
 
 def build(name: str, *, seed: int = 0) -> Any:
@@ -32,6 +35,10 @@ def build(name: str, *, seed: int = 0) -> Any:
     """
     if name not in buildable():
         raise ConfigError(f"unknown model {name!r}; {did_you_mean(name, buildable(), 40)}")
+    if name in _HUGGING_FACE:
+        from hooks.hf_train import build_deepseek_v4
+
+        return build_deepseek_v4(_HUGGING_FACE[name], seed=seed)
     from hooks.transformer import CompressedTransformer
 
     return CompressedTransformer(preset(name).replace(seed=seed))

@@ -47,15 +47,13 @@ def zoo_info(name: str) -> dict[str, Any]:
     return _read_json(path) if path.exists() else {}
 
 
-def save(
-    model: CompressedTransformer, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None
-) -> Path:
+def save(model: Any, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Path:
     """Write ``model.safetensors`` and ``config.json`` into a folder.
 
     Parameters
     ----------
-    model : CompressedTransformer
-        What to save, with its ``task``.
+    model : CompressedTransformer or HookedDeepseekV4
+        What to save, with its ``task``; the latter as ``save_pretrained`` does.
     path : path
         Folder; created if need be. Files of an earlier save are replaced one by one, each in one step.
     dtype : torch.dtype or None
@@ -74,6 +72,10 @@ def save(
     from safetensors.torch import save_file
 
     folder = require_writable(path)
+    if not hasattr(model.cfg, "to_dict"):
+        from hooks.deepseek.files import save_deepseek_v4
+
+        return save_deepseek_v4(model, folder, dtype=dtype)
     state = {k: v.detach().cpu().to(dtype or v.dtype).contiguous() for k, v in model.state_dict().items()}
     with atomic_path(folder / WEIGHTS) as temporary:
         save_file(state, temporary, metadata={"format": "pt", "phaselens": str(FORMAT)})
