@@ -14,10 +14,10 @@ from interp.stats import (
     MIN_CLEAN_CORRECT,
     MIN_TEST_PROMPTS,
     SIGNIFICANCE,
+    by_cycle,
     effect_test,
     selectivity_test,
 )
-from interp.stats._data import by_cycle
 
 __all__ = ["arcs_text", "served_arcs", "specialization"]
 

@@ -10,6 +10,7 @@ from interp.stats._data import (
     MIN_SEEDS,
     MIN_TEST_PROMPTS,
     SIGNIFICANCE,
+    by_cycle,
     phase_gap,
     phase_means,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "SelectivityTest",
     "bca",
     "benjamini_hochberg",
+    "by_cycle",
     "discover_confirm",
     "effect_test",
     "family_interval",

@@ -18,6 +18,7 @@ __all__ = [
     "MIN_SEEDS",
     "MIN_TEST_PROMPTS",
     "SIGNIFICANCE",
+    "by_cycle",
     "phase_gap",
     "phase_means",
 ]
