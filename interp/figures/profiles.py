@@ -81,9 +81,9 @@ def gate_profiles(
         trace.update(showlegend=name not in seen | {"undefined"}, legendgroup=name)
         seen.add(name)
     figure.add_traces(traces)
-    for index in range(count):
-        figure.update_layout(_axes(index, count, stride, theme, layout, ranges))
+    axes = [_axes(index, count, stride, theme, layout, ranges) for index in range(count)]
     figure.update_layout(
+        **{name: axis for of_unit in axes for name, axis in of_unit.items()},
         shapes=[s for index in range(count) for s in _references(index, theme, effects=layout.effects)],
         annotations=[_title(row, index, theme) for index, row in enumerate(rows)],
         legend=_legend(theme, layout),
