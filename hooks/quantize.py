@@ -11,6 +11,7 @@ is a switch (`rule`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -28,6 +29,7 @@ Scale = Literal["e8m0", "e4m3"]
 Rule = Literal["up", "nearest", "floor"]
 
 _BITS = {"e4m3": 8, "e2m1": 4}
+_LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 _RULES: dict[str, tuple[Rule, ...]] = {"e8m0": ("up", "floor"), "e4m3": ("nearest", "up")}
 _E8M0_BIAS, _E8M0_NAN, _E4M3_NAN = 127, 255, 127
 
@@ -238,15 +240,15 @@ def _nearest(values: Tensor, midpoints: Tensor) -> Tensor:
 
 
 def _scale_codes(amax: Tensor, format: BlockFormat) -> Tensor:
-    largest = float(_points(format.element)[-1])
+    largest = _LARGEST[format.element]
     finite = torch.isfinite(amax)
     safe = torch.where(finite, amax, torch.zeros_like(amax))
     if format.scale == "e8m0":
         fraction, exponent = torch.frexp(safe)
-        top = torch.frexp(torch.tensor(largest, dtype=torch.float64))
-        exponent = exponent - top.exponent.to(amax.device)
+        mantissa, shift = math.frexp(largest)
+        exponent = exponent - shift
         if format.rule == "up":
-            exponent = exponent + (fraction > top.mantissa.to(amax.device)).to(exponent.dtype)
+            exponent = exponent + (fraction > mantissa).to(exponent.dtype)
         codes = (exponent + _E8M0_BIAS).clamp(0, _E8M0_NAN - 1)
         codes = torch.where(safe == 0, torch.zeros_like(codes), codes)
         return torch.where(finite, codes, torch.full_like(codes, _E8M0_NAN)).to(torch.uint8)
