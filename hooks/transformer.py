@@ -5,28 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from hooks.attention import Attention
 from hooks.cache import DecodeCache, LayerState, SharedEntries
 from hooks.config import ModelConfig
-from hooks.errors import CheckpointError, ModelCheckError, PhaselensError, SiteError
+from hooks.errors import CheckpointError, ModelCheckError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm
 from hooks.rng import torch_rng
-from hooks.sites import check_names, site
+from hooks.running import StrictHooks
+from hooks.selfcheck import check_model
 
 __all__ = ["BlindGapWarning", "Block", "CompressedTransformer"]
-
-Hooks = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
 
 class BlindGapWarning(UserWarning):
@@ -79,7 +75,7 @@ class Block(nn.Module):
         return self.hook_resid_post(x), state, shared
 
 
-class CompressedTransformer(HookedRootModule):
+class CompressedTransformer(StrictHooks):
     """A decoder-only transformer with chunked, sliding and full attention layers.
 
     Parameters
@@ -132,10 +128,6 @@ class CompressedTransformer(HookedRootModule):
     def geometry(self, layer: int) -> ChunkGeometry | None:
         """Geometry of a layer's compressor, None in layers without one."""
         return self.cfg.layer(layer).geometry
-
-    def site_names(self) -> list[str]:
-        """Every hook name that fires in this model."""
-        return list(self.hook_dict)
 
     def content_hash(self) -> str:
         """SHA-256 over configuration and weights."""
@@ -251,137 +243,15 @@ class CompressedTransformer(HookedRootModule):
             self._require_finite(logits)
         return logits
 
-    @contextmanager
-    def hooks(self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any) -> Iterator[Any]:
-        """Context with temporary hooks; each must have fired by its end.
-
-        Raises
-        ------
-        SiteError
-            For a name this model has not, or one that never fired; also when the body raised nothing.
-        """
-        fired: set[str] = set()
-        forward = [(name, _noting(fn, name, fired)) for name, fn in self._named(fwd_hooks)]
-        backward = self._named(bwd_hooks)
-        with super().hooks(fwd_hooks=forward, bwd_hooks=backward, **kwargs):  # type: ignore[arg-type]
-            yield self
-        missed = [name for name, _ in forward if name not in fired]
-        if missed:
-            raise SiteError(
-                f"{missed[0]!r} never fired: no call ran through it; "
-                f"fired: {', '.join(sorted(fired)) or 'none'}"
-            )
-
-    def run_with_hooks(
-        self, tokens: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any
-    ) -> Tensor:
-        """Run once under temporary hooks ``f(tensor, hook) -> tensor or None``.
-
-        Raises
-        ------
-        SiteError
-            For a hook that does not exist or never fires.
-        """
-        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
-            return self(tokens, **kwargs)
-
-    def run_with_cache(
-        self,
-        tokens: Any,
-        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
-        *,
-        positions: int | slice | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run once and copy the chosen activations, as they are when their hook has fired.
-
-        Parameters
-        ----------
-        tokens : as in :meth:`forward`
-        names_filter : str, list of str, predicate or None
-            Which sites; None keeps all. Nothing else is retained.
-        positions : int, slice or None
-            Keep only these along the site's ``pos`` axis (sites without one are kept whole).
-
-        Returns
-        -------
-        logits, activations : Tensor, dict of Tensor
-            Detached copies, which later edits in place do not reach.
-        """
-        names = self._filtered(names_filter)
-        kept: dict[str, Tensor] = {}
-
-        def keep(tensor: Tensor, hook: HookPoint) -> None:
-            axes = site(str(hook.name)).axes
-            if positions is not None and "pos" in axes:
-                where = slice(positions, positions + 1 or None) if isinstance(positions, int) else positions
-                tensor = tensor[(slice(None),) * axes.index("pos") + (where,)]
-            kept[str(hook.name)] = tensor.detach().clone()
-
-        with self.hooks(fwd_hooks=[(name, keep) for name in names]):
-            logits = self(tokens, **kwargs)
-        return logits, kept
-
-    # ------------------------------------------------------------------ checking it
-
-    @torch.no_grad()
     def check(self) -> None:
-        """Verify the model on a short random prompt.
-
-        Gates sum to 1, attention maps sum to 1 (with the sink), per-head results sum to the attention
-        output, and every number is finite.
+        """Verify the model on a short random prompt, see :func:`hooks.selfcheck.check_model`.
 
         Raises
         ------
         ModelCheckError
             Naming the tensor or site that failed, and by how much.
         """
-        for name, parameter in self.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                raise ModelCheckError(f"weight {name} holds NaN or infinite values; the model cannot be used")
-        widest = max(
-            (g.window + g.stride for i in range(self.cfg.n_layers) if (g := self.geometry(i))), default=4
-        )
-        generator = torch_rng(self.cfg.seed, "check")
-        tokens = torch.randint(self.cfg.d_vocab, (1, min(2 * widest + 1, 300)), generator=generator).to(
-            self.device
-        )
-        names = [
-            n
-            for n in self.site_names()
-            if n.endswith(("hook_gate", "hook_pattern", "hook_attn_out", "hook_result"))
-        ]
-        was_training = self.training
-        self.eval()
-        try:
-            _, cache = self.run_with_cache(tokens, names)
-        finally:
-            self.train(was_training)
-        for layer in range(self.cfg.n_layers):
-            self._check_layer(layer, cache)
-
-    def _check_layer(self, layer: int, cache: dict[str, Tensor]) -> None:
-        prefix = f"blocks.{layer}."
-        for name, tensor in cache.items():
-            if name.startswith(prefix) and name.endswith("hook_gate"):
-                self._require_close(
-                    name, "gates summed over offsets", tensor.sum(2), torch.ones_like(tensor.sum(2))
-                )
-        total = cache[f"{prefix}attn.hook_pattern"].sum(-1)
-        readable = (total > 0).to(total.dtype)
-        if self.cfg.layer(layer).has_exact_branch or self.cfg.layer(layer).sink:
-            readable = torch.ones_like(total)
-        self._require_close(
-            f"{prefix}attn.hook_pattern", "attention summed over keys and sink", total, readable
-        )
-        result, out = cache[f"{prefix}attn.hook_result"].sum(2), cache[f"{prefix}hook_attn_out"]
-        self._require_close(f"{prefix}attn.hook_result", "head results summed", result, out)
-
-    @staticmethod
-    def _require_close(name: str, what: str, got: Tensor, expected: Tensor) -> None:
-        if not torch.allclose(got.float(), expected.float(), rtol=1e-3, atol=1e-3):
-            worst = float((got - expected).abs().max())
-            raise ModelCheckError(f"{name}: {what} miss what they must add up to by {worst:.3g}")
+        check_model(self)
 
     @staticmethod
     def _require_finite(logits: Tensor) -> None:
@@ -479,31 +349,3 @@ class CompressedTransformer(HookedRootModule):
                 f"start_at_layer needs a residual stream [batch, pos, {self.cfg.d_model}], got {shape}"
             )
         return x
-
-    def _named(self, hooks: Hooks) -> list[tuple[str, Callable[..., Any]]]:
-        """Expand predicates to names and check that every one exists."""
-        named = []
-        for name, fn in hooks:
-            if callable(name):
-                named += [(one, fn) for one in self.site_names() if name(one)]
-            else:
-                named.append((name, fn))
-        check_names([name for name, _ in named], self.site_names())
-        return named
-
-    def _filtered(self, names_filter: Any) -> list[str]:
-        if names_filter is None:
-            return self.site_names()
-        if callable(names_filter):
-            return [name for name in self.site_names() if names_filter(name)]
-        return [names_filter] if isinstance(names_filter, str) else list(names_filter)
-
-
-def _noting(fn: Callable[..., Any], name: str, fired: set[str]) -> Callable[..., Any]:
-    """Wrap a hook so that it notes that it fired."""
-
-    def wrapped(tensor: Tensor, hook: HookPoint) -> Any:
-        fired.add(name)
-        return fn(tensor, hook=hook)
-
-    return wrapped
