@@ -193,12 +193,15 @@ def _run_chunk(
     """Final-position logits of the clean run and every variant, in the order given."""
     if not variants:
         return model(tokens, last_only=True)
-    cache, length = None, tokens.shape[1]
+    length = tokens.shape[1]
+    past = model.start_cache(tokens.shape[0], rewind=False)
     if at == "final":
-        past = model.start_cache(tokens.shape[0], rewind=False)
         if length > 1:
             model(tokens[:, :-1], past, last_only=True)
-        cache, tokens = past.fork(), tokens[:, -1:]
+        tokens = tokens[:, -1:]
+    # With an empty past a fork is the whole run again: rows of one sequence share nothing but its tokens,
+    # which models that route by token id need in every layer.
+    cache = past.fork()
     rows = Rows(prompt, torch.arange(length - tokens.shape[1], length, device=tokens.device))
     # Variants join at their first layer, so those of one layer stand together behind all earlier ones.
     order = sorted(range(len(variants)), key=lambda i: variants[i].first_layer)
