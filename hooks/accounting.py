@@ -231,10 +231,25 @@ def prefill_layer_operations(spec: CacheSpec, tokens: int, *, split: bool) -> in
 
 
 def from_config(config: ModelConfig, *, name: str, stored: str = "fp32") -> CacheSpec:
-    """Describe the caches of one of our own models.
+    """Describe the caches of a configuration.
 
-    Full layers keep every token's key and value; chunked layers an entry's, one row if keys and values are
-    tied. Windows of different lengths count as the longest.
+    Full layers keep every token's key and value; chunked layers that own entries keep theirs, one row if keys and
+    values are tied, and an index key where they have an indexer. Windows of different lengths count as the
+    longest.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Whose caches.
+    name : str
+        For display.
+    stored : str
+        Precision of caches for which the configuration states none.
+
+    Raises
+    ------
+    ConfigError
+        If owners store the same kind of cache at different precisions.
     """
     layers = []
     for number in range(config.n_layers):
@@ -244,12 +259,33 @@ def from_config(config: ModelConfig, *, name: str, stored: str = "fp32") -> Cach
             layers.append(LayerCache("window", 0, rows))
         else:
             stride = layer.stride if layer.attention == "chunked" else 1
-            index = (layer.index_dim or 0) if layer.index_topk else 0
-            layers.append(LayerCache("full", stride, rows, index))
+            keys = config.layer(number if layer.owner is None else layer.owner).index_dim or 0
+            layers.append(LayerCache(_role(layer.role), stride, rows, keys))
+    decoder_start = config.decoder_start
     return CacheSpec(
-        name, tuple(layers), n_heads=config.n_heads, d_head=config.d_head, stored=stored, index_stored=stored,
-        window_stored=stored, window=max(config.layer(i).exact_window for i in range(config.n_layers)),
+        name, tuple(layers), n_heads=config.n_heads, d_head=config.d_head,
+        stored=_precision(config, "entry_precision", stored),
+        index_stored=_precision(config, "index_precision", stored),
+        window_stored=_precision(config, "exact_precision", stored),
+        window=max(config.layer(i).exact_window for i in range(config.n_layers)), encoder_layers=decoder_start,
     )  # fmt: skip
+
+
+def _role(role: str) -> Role:
+    return "reindex" if role == "reindex" else "reuse" if role == "reuse" else "full"
+
+
+def _precision(config: ModelConfig, field: str, default: str) -> str:
+    """The one precision of a kind of cache over all layers that keep it."""
+    found = set()
+    for number in range(config.n_layers):
+        layer = config.layer(number)
+        owns = layer.attention != "sliding" and layer.role == "full"
+        if field == "exact_precision" or (owns and (field == "entry_precision" or layer.index_dim)):
+            found.add(getattr(layer, field) if layer.attention != "full" else layer.exact_precision)
+    if len(found) > 1:
+        raise ConfigError(f"{field} differs between layers ({found}): one size per token would hide which")
+    return next(iter(found), None) or default
 
 
 # --------------------------------------------------------------------------- published models

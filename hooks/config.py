@@ -252,6 +252,15 @@ class ModelConfig:
         found = {self.layer(i).stride for i in range(self.n_layers) if self.layer(i).attention == "chunked"}
         return tuple(sorted(found))
 
+    def cache_bytes_per_token(self) -> float:
+        """Return by how many bytes the caches of entries and index keys grow per token.
+
+        Caches without a stored precision count as float32, see :func:`hooks.accounting.from_config`.
+        """
+        from hooks.accounting import bytes_per_token, from_config
+
+        return bytes_per_token(from_config(self, name="model"))
+
     def replace(self, **changes: Any) -> ModelConfig:
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)

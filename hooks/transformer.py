@@ -18,6 +18,7 @@ from hooks.config import ModelConfig
 from hooks.errors import CheckpointError, ModelCheckError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm
+from hooks.prefill import PrefillError, prefill_encoder, prefill_error
 from hooks.rng import torch_rng
 from hooks.running import StrictHooks
 from hooks.selfcheck import check_model
@@ -236,12 +237,54 @@ class CompressedTransformer(StrictHooks):
                 cache.layers[index] = state
         if cache is not None:
             cache.shared = shared if last < self.cfg.n_layers else None
-        if last < self.cfg.n_layers:
-            return x
-        logits = self.ln_final(x[:, -1:] if last_only else x) @ self.W_U
+        return x if last < self.cfg.n_layers else self.logits(x[:, -1:] if last_only else x)
+
+    def logits(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """Norm and unembed the final residual stream.
+
+        Raises
+        ------
+        ModelCheckError
+            If logits are NaN or infinite, outside training mode.
+        """
+        logits = self.ln_final(x) @ self.W_U
         if not self.training:
             self._require_finite(logits)
         return logits
+
+    def prefill_encoder(
+        self, tokens: Int[Tensor, "batch pos"], cache: DecodeCache, replay: int | None = None
+    ) -> Float[Tensor, "batch 1 d_vocab"]:
+        """Fill an empty cache by running the encoder over the prompt and the decoder over its end.
+
+        Parameters
+        ----------
+        tokens : integer tensor [batch, pos]
+            The prompt.
+        cache : DecodeCache
+            Fresh from :meth:`start_cache`; it cannot be cropped afterwards.
+        replay : int or None
+            Tokens that run through the decoder; None: its longest exact window.
+
+        Returns
+        -------
+        float tensor [batch, 1, d_vocab]
+            Logits of the last token: an approximation, see :mod:`hooks.prefill`.
+
+        Raises
+        ------
+        PhaselensError
+            Without a decoder of its own, with a used cache, or for a replay below 1.
+        """
+        return prefill_encoder(self, tokens, cache, replay)
+
+    def prefill_error(self, tokens: Int[Tensor, "batch pos"], replay: int | None = None) -> PrefillError:
+        """Measure how far :meth:`prefill_encoder` is from the full forward pass on a prompt."""
+        return prefill_error(self, tokens, replay)
+
+    def cache_bytes_per_token(self) -> float:
+        """Return by how many bytes the caches grow per token, see :meth:`ModelConfig.cache_bytes_per_token`."""
+        return self.cfg.cache_bytes_per_token()
 
     def check(self) -> None:
         """Verify the model on a short random prompt, see :func:`hooks.selfcheck.check_model`.
