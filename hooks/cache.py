@@ -11,7 +11,10 @@ from torch import Tensor
 from hooks.config import LayerConfig, ModelConfig
 from hooks.errors import PhaselensError
 
-__all__ = ["DecodeCache", "LayerState", "SharedEntries"]
+__all__ = ["PAST", "DecodeCache", "LayerState", "SharedEntries", "for_rows"]
+
+PAST = 3
+"""Tokens before a position that its n-grams reach, see :mod:`hooks.engram`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,15 @@ class LayerState:
         return replace(self, **{name: done[id(tensor)] for name, tensor in self.tensors().items()})
 
 
+def for_rows(tensor: Tensor, rows: int, batch: int) -> Tensor:
+    """Give variants that joined since (at the end of each sequence's rows) what variant 0 has."""
+    if tensor.shape[0] == rows:
+        return tensor
+    split = tensor.unflatten(0, (batch, -1))
+    new = split[:, :1].expand(-1, rows // batch - split.shape[1], *split.shape[2:])
+    return torch.cat((split, new), dim=1).flatten(0, 1)
+
+
 @dataclass(frozen=True)
 class SharedEntries:
     """What an owner leaves for its readers in one call.
@@ -100,14 +112,12 @@ class SharedEntries:
     whole: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def for_rows(self, rows: int, batch: int) -> SharedEntries:
-        """Give variants that joined since (at the end of each sequence's rows) what variant 0 has."""
+        """Widen every tensor of the call, see :func:`for_rows`."""
         wider = {}
         for name in ("key", "value", "index_key", "picks", "pool"):
             tensor = getattr(self, name)
             if tensor is not None and tensor.shape[0] != rows:
-                split = tensor.unflatten(0, (batch, -1))
-                new = split[:, :1].expand(-1, rows // batch - split.shape[1], *split.shape[2:])
-                wider[name] = torch.cat((split, new), dim=1).flatten(0, 1)
+                wider[name] = for_rows(tensor, rows, batch)
         if "key" in wider and self.value is self.key:
             wider["value"] = wider["key"]
         return replace(self, **wider)
@@ -149,6 +159,10 @@ class DecodeCache:
         Read-only: calls read the shared past and store nothing.
     shared : SharedEntries or None
         What an owner left for later layers of a call that goes on layer by layer.
+    grams : Tensor [R, past + T] or None
+        The tokens of such a call behind those before it, in a model with n-gram memories.
+    tokens : Tensor [B, n] or None
+        The last tokens absorbed, all of them with `rewind`; likewise.
     """
 
     cfg: ModelConfig
@@ -157,6 +171,8 @@ class DecodeCache:
     forked: bool = False
     layers: list[LayerState] = field(default_factory=list)
     shared: SharedEntries | None = field(default=None, repr=False)
+    grams: Tensor | None = field(default=None, repr=False)
+    tokens: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -171,11 +187,21 @@ class DecodeCache:
         """Return an independent copy."""
         done: dict[int, Tensor] = {}
         layers = [state.map(lambda _, tensor: tensor.clone(), done) for state in self.layers]
-        return replace(self, layers=layers, shared=None)
+        tokens = None if self.tokens is None else self.tokens.clone()
+        return replace(self, layers=layers, tokens=tokens, shared=None, grams=None)
+
+    def end_call(self, grams: Tensor | None) -> None:
+        """Forget what only a call in progress needs, and take over its tokens."""
+        self.shared = self.grams = None
+        if grams is None or self.forked:
+            return
+        new = grams[:, PAST:] if self.rewind else grams[:, -PAST:]
+        past = self.tokens if self.rewind else None
+        self.tokens = new.clone() if past is None else torch.cat((past, new), dim=1)
 
     def fork(self) -> DecodeCache:
         """Return a read-only view for one more call of U·B rows (row = b·U + u); see ``hooks.sites.Cache``."""
-        return replace(self, forked=True, layers=list(self.layers), shared=None)
+        return replace(self, forked=True, layers=list(self.layers), shared=None, grams=None)
 
     def crop(self, n: int) -> None:
         """Forget every token from position `n` on; the next call then equals one after a fresh run of `n`.
@@ -193,7 +219,8 @@ class DecodeCache:
             raise PhaselensError(f"crop({n}) of a cache of {self.length} tokens; valid: 0 to {self.length}")
         done: dict[int, Tensor] = {}
         self.layers = [self._cropped(index, state, n, done) for index, state in enumerate(self.layers)]
-        self.shared = None
+        self.tokens = None if self.tokens is None else self.tokens[:, :n].clone()
+        self.shared = self.grams = None
 
     def _cropped(self, index: int, state: LayerState, n: int, done: dict[int, Tensor]) -> LayerState:
         geometry = self.cfg.layer(index).geometry

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooks.cache import DecodeCache, LayerState
+from hooks.cache import PAST, DecodeCache, LayerState
 from hooks.errors import PhaselensError
 
 if TYPE_CHECKING:
@@ -59,12 +59,15 @@ def prefill_encoder(
         raise PhaselensError(f"replay={replay!r}; valid: 1 token or more, or None for the exact window")
     cache.rewind = False
     x = model(tokens, cache, stop_at_layer=start)
-    length, shared = x.shape[1], None
+    length, shared, grams = x.shape[1], None, cache.grams
     replay = min(replay, length)
     for index in range(start, model.cfg.n_layers):
         state = LayerState() if index == start else LayerState(length - replay)
-        x, cache.layers[index], shared = model.blocks[index](x, state, shared=shared, queries=replay)
-    cache.shared = None
+        here = None if grams is None else grams[:, -(x.shape[1] + PAST) :]
+        x, cache.layers[index], shared = model.blocks[index](
+            x, state, shared=shared, queries=replay, grams=here
+        )
+    cache.end_call(grams)
     return model.logits(x[:, -1:])
 
 

@@ -2,7 +2,7 @@
 
 Axis legend: batch B, pos T (query positions of this call), key (all positions so far, then all entries so
 far, then the sink), entry E, offset W, head H (query heads), kv_head G, d_head D, pick k, index_head and
-index_dim (of the indexer), block (of entries, for hierarchical picks), gram (n-gram lengths), hash.
+index_dim (of the indexer), block (of entries, for hierarchical picks).
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ SITE_AXES: dict[str, tuple[str, ...]] = {
     "hook_resid_post": _STREAM,
     "hook_attn_out": _STREAM,
     "hook_mlp_out": _STREAM,
+    "engram.hook_gate": ("batch", "pos"),
+    "engram.hook_value": _STREAM,
+    "engram.hook_out": _STREAM,
     "attn.hook_q": _QUERY,
     "attn.hook_k": _EXACT,
     "attn.hook_v": _EXACT,

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from hooks.attention import Attention
-from hooks.cache import DecodeCache, LayerState, SharedEntries
+from hooks.cache import DecodeCache, LayerState, SharedEntries, for_rows
 from hooks.config import ModelConfig
+from hooks.engram import Engram, with_past
 from hooks.errors import CheckpointError, ModelCheckError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm
@@ -49,6 +50,7 @@ class Block(nn.Module):
 
     def __init__(self, cfg: ModelConfig, index: int) -> None:
         super().__init__()
+        self.engram = Engram(cfg, index) if cfg.layer(index).engram else None
         self.ln1 = RMSNorm(cfg.d_model)
         self.attn = Attention(cfg, index)
         self.hook_resid_pre, self.hook_attn_out = HookPoint(), HookPoint()
@@ -66,9 +68,17 @@ class Block(nn.Module):
         shared: SharedEntries | None = None,
         rewind: bool = False,
         queries: int | None = None,
+        grams: Int[Tensor, "r past_and_t"] | None = None,
     ) -> tuple[Float[Tensor, "r q m"], LayerState, SharedEntries | None]:
-        """One layer; see :meth:`hooks.attention.Attention.forward`."""
+        """One layer; see :meth:`hooks.attention.Attention.forward`; `grams` are the tokens behind `x`."""
         x = self.hook_resid_pre(x)
+        if self.engram is not None:
+            if grams is None:
+                raise PhaselensError(
+                    "a layer with an n-gram memory needs the tokens: start from them, or go on layer by layer with the "
+                    "cache that saw them"
+                )
+            x = self.engram(x, grams)
         out, state, shared = self.attn(self.ln1(x), state, shared=shared, rewind=rewind, queries=queries)
         x = self.hook_resid_mid((x if queries is None else x[:, -queries:]) + self.hook_attn_out(out))
         if hasattr(self, "mlp"):
@@ -220,11 +230,13 @@ class CompressedTransformer(StrictHooks):
         last = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
         if not 0 <= first <= last <= self.cfg.n_layers:
             raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
-        x = self._embedded(tokens) if start_at_layer is None else self._stream(tokens)
+        ids = self._token_ids(tokens) if start_at_layer is None else None
+        x = self._stream(tokens) if ids is None else self.hook_embed(nn.functional.embedding(ids, self.W_E))
         if cache is not None and (
             x.shape[0] % cache.batch or (x.shape[0] != cache.batch and not cache.forked)
         ):
             raise PhaselensError(f"{x.shape[0]} rows do not fit a cache of {cache.batch} sequences")
+        grams = self._grams(ids, cache, len(x))
         rewind = cache is not None and cache.rewind
         shared = cache.shared if cache is not None and first else None
         if shared is not None and cache is not None:
@@ -232,11 +244,15 @@ class CompressedTransformer(StrictHooks):
         for index in range(first, last):
             state = cache.layers[index] if cache is not None else None
             narrow = 1 if last_only and index == self.cfg.n_layers - 1 else None
-            x, state, shared = self.blocks[index](x, state, shared=shared, rewind=rewind, queries=narrow)
+            x, state, shared = self.blocks[index](
+                x, state, shared=shared, rewind=rewind, queries=narrow, grams=grams
+            )
             if cache is not None and not cache.forked:
                 cache.layers[index] = state
-        if cache is not None:
-            cache.shared = shared if last < self.cfg.n_layers else None
+        if cache is not None and last < self.cfg.n_layers:
+            cache.shared, cache.grams = shared, grams
+        elif cache is not None:
+            cache.end_call(grams)
         return x if last < self.cfg.n_layers else self.logits(x[:, -1:] if last_only else x)
 
     def logits(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
@@ -360,7 +376,16 @@ class CompressedTransformer(StrictHooks):
                     stacklevel=3,
                 )
 
-    def _embedded(self, tokens: Any) -> Tensor:
+    def _grams(self, ids: Tensor | None, cache: DecodeCache | None, rows: int) -> Tensor | None:
+        """Tokens of the call behind those before it, where a layer looks n-grams up."""
+        if not any(block.engram is not None for block in self.blocks):
+            return None
+        if ids is not None:
+            return with_past(None if cache is None else cache.tokens, ids, self.cfg.d_vocab)
+        grams = None if cache is None else cache.grams
+        return grams if grams is None or cache is None else for_rows(grams, rows, cache.batch)
+
+    def _token_ids(self, tokens: Any) -> Tensor:
         if not isinstance(tokens, Tensor):
             try:
                 tokens = torch.as_tensor(tokens)
@@ -383,7 +408,7 @@ class CompressedTransformer(StrictHooks):
                 raise PhaselensError(
                     f"token id {low if low < 0 else high} is outside the vocabulary; valid: 0 to {self.cfg.d_vocab - 1}"
                 )
-        return self.hook_embed(nn.functional.embedding(tokens.long(), self.W_E))
+        return tokens.long()
 
     def _stream(self, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.cfg.d_model:
