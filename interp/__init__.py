@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interp.audit import audit as audit
     from interp.gates import cycle_gates as cycle_gates
     from interp.gates import gate_profile as gate_profile
     from interp.knockout import knockout as knockout
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Prompts": "tasks",
     "RecallTask": "tasks",
+    "audit": "audit",
     "cycle_gates": "gates",
     "gate_profile": "gates",
     "knockout": "knockout",

@@ -325,6 +325,9 @@ def train(
     )
 
 
+app.command("interp.cli_audit:audit", name="audit")  # a module of its own, imported when it is needed
+
+
 # --------------------------------------------------------------------------- running
 
 

@@ -1,0 +1,175 @@
+"""Published results as audit results, every number recomputed from the published counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from hooks.errors import StatisticsError, did_you_mean
+from interp import stats
+from interp.audit.assemble import add_tests
+from interp.published import load_published, published_names
+from interp.rng import numpy_rng
+
+__all__ = ["from_published", "load_table", "needle_counts"]
+
+
+def load_table(name: str) -> dict[str, Any]:
+    """Read a published table by name (``.json`` may be left on), or a JSON file of the same form.
+
+    Raises
+    ------
+    StatisticsError
+        If there is none, or it is neither a needle nor a completion test.
+    """
+    stem = name.removesuffix(".json")
+    if stem in published_names():
+        table = load_published(stem)
+    elif Path(name).is_file():
+        try:
+            table = json.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StatisticsError(f"{name} cannot be read as JSON: {error}") from error
+    else:
+        raise StatisticsError(f"no published table {name!r}; {did_you_mean(stem, _drawable())}")
+    if not isinstance(table, dict) or not (_is_needle(table) or _is_completion(table)):
+        raise StatisticsError(
+            f"{name!r} is not a needle test (models with correct and n_per_residue) or a completion test "
+            f"(filler_tokens with p_8 and p_32); valid: {', '.join(_drawable())}"
+        )
+    return table
+
+
+def _drawable() -> list[str]:
+    tables = {name: load_published(name) for name in published_names()}
+    return [name for name, table in tables.items() if _is_needle(table) or _is_completion(table)]
+
+
+def _is_needle(table: Mapping[str, Any]) -> bool:
+    models = table.get("models")
+    needed = {"name", "stride", "n_per_residue", "correct"}
+    return isinstance(models, list) and bool(models) and all(needed <= set(m) for m in models)
+
+
+def _is_completion(table: Mapping[str, Any]) -> bool:
+    return {"filler_tokens", "p_8", "p_32"} <= set(table)
+
+
+def from_published(table: Mapping[str, Any], *, seed: int = 0) -> dict[str, xr.Dataset]:
+    """Turn a published table into audit results by model.
+
+    Parameters
+    ----------
+    table : mapping
+        As :func:`load_table` gives it.
+    seed : int
+        Of resampling and permutations.
+    """
+    if _is_needle(table):
+        models = table["models"]
+        return {
+            str(m["name"]): needle_counts(
+                m, source=str(table.get("source", "")), task=str(table.get("task", "")), seed=seed,
+                n_tests=len(models),
+            )
+            for m in models
+        }  # fmt: skip
+    return {"completion": _completion(table, seed=seed)}
+
+
+def needle_counts(
+    model: Mapping[str, Any], *, source: str, task: str, seed: int = 0, n_tests: int = 1
+) -> xr.Dataset:
+    """Recompute gaps, intervals and the period of one model from its correct answers by residue.
+
+    Notes
+    -----
+    No prompts are published: they are taken as independent, that is each residue's answers are put in a
+    random order of their own before prompts are resampled.
+    """
+    counts, n, stride = np.asarray(model["correct"]), int(model["n_per_residue"]), int(model["stride"])
+    modulus = len(counts)
+    rng = numpy_rng(seed, "published", str(model["name"]))
+    correct = np.stack([rng.permutation(n) < count for count in counts], axis=1)
+    accuracy, by = counts / n, stats.phase_means(counts / n, stride)
+    low, high = stats.phase_intervals(correct, stride, seed=seed)
+    residue_low, residue_high = stats.wilson(counts, n)
+    gap_low, gap_high = stats.gap_interval(correct, stride, seed=seed)
+    period = stats.period_of_counts(counts, n, seed=seed)
+    sweep = xr.Dataset(
+        {
+            "correct": (("prompt", "residue"), correct),
+            "accuracy": ("phase", by),
+            "accuracy_low": ("phase", low),
+            "accuracy_high": ("phase", high),
+            "accuracy_residue": ("residue", accuracy),
+            "accuracy_residue_low": ("residue", residue_low),
+            "accuracy_residue_high": ("residue", residue_high),
+        },
+        coords={"residue": np.arange(modulus), "phase": np.arange(stride)},
+        attrs={
+            "model": str(model["name"]),
+            "test": "needle",
+            "task": task,
+            "source": source,
+            "published": 1,
+            "axis": "target",
+            "stride": stride,
+            "placebo": 0,
+            "modulus": modulus,
+            "seed": seed,
+            "n_per_residue": n,
+            "gap_pp": 100 * float(np.ptp(by)),
+            "gap_pp_low": 100 * gap_low,
+            "gap_pp_high": 100 * gap_high,
+            "gap_residue_pp": 100 * float(np.ptp(accuracy)),
+            "null_gap_pp": 100 * stats.null_gap(correct, stride, seed=seed),
+            "worst_phase": int(by.argmin()),
+            "period": period.period,
+            "period_p": period.p,
+            "period_on": "correct",
+        },
+    )
+    return add_tests(sweep, n_tests=n_tests).drop_vars("correct")
+
+
+def _completion(table: Mapping[str, Any], *, seed: int) -> xr.Dataset:
+    """P(8) and P(32) by filler length, with the period of each and means by length mod period."""
+    lengths = np.asarray(table["filler_tokens"])
+    series = {name: np.asarray(table[name], dtype=float) for name in ("p_8", "p_32")}
+    if any(values.shape != lengths.shape for values in series.values()):
+        raise StatisticsError(
+            f"{lengths.size} filler_tokens for {[v.size for v in series.values()]} probabilities; one each"
+        )
+    periods = {name: stats.find_period(values, lengths, seed=seed) for name, values in series.items()}
+    period = periods["p_8"].period if len({p.period for p in periods.values()}) == 1 else 0
+    data: dict[str, Any] = {name: ("length", values) for name, values in series.items()}
+    coords: dict[str, Any] = {"length": lengths}
+    attrs: dict[str, Any] = {}
+    if period:
+        coords["phase"] = np.arange(period)
+        for name, values in series.items():
+            means = np.array([values[lengths % period == k].mean() for k in range(period)])
+            data[f"{name}_phase"] = ("phase", means)
+            attrs[f"{name}_gap_pp"] = 100 * float(np.ptp(means))
+    return xr.Dataset(
+        data,
+        coords=coords,
+        attrs={
+            "model": "DeepSeek-V4-Flash-Base",
+            "test": "completion",
+            "task": str(table.get("task", "")),
+            "source": str(table.get("source", "")),
+            "published": 1,
+            "seed": seed,
+            "period": period,
+            **{f"{name}_period": p.period for name, p in periods.items()},
+            **{f"{name}_period_p": p.p for name, p in periods.items()},
+            **attrs,
+        },
+    )

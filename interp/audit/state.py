@@ -1,0 +1,156 @@
+"""Per-prompt results in a file that only grows, so that an audit goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from hooks.errors import CheckpointError, PhaselensError
+from interp.audit.plan import Plan
+
+__all__ = ["ROW_ID", "Score", "State", "StateError"]
+
+_VALUES = ("correct", "logprob", "margin")
+ROW_ID = re.compile(r"(needle|completion|recall)\.q(\d+)\.(\d+)\.([0-9a-f]{10})")
+
+
+class StateError(PhaselensError):
+    """A file of per-prompt results or answers that does not belong to this audit, or is damaged."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What is kept of one prompt: the target's position, and how the answer fared.
+
+    ``logprob`` and ``margin`` are None where only the answer's text is known.
+    """
+
+    target_position: int
+    correct: bool
+    logprob: float | None
+    margin: float | None
+
+
+class State:
+    """Scores by prompt id; with a path, each batch is appended to a JSONL file as soon as it is there.
+
+    Parameters
+    ----------
+    path : path or None
+        The file; None keeps scores in memory only.
+    owner : mapping
+        What the file must belong to, e.g. the model's hash: its first line.
+    resume : bool
+        Go on with the file if there is one. Without it, a file is started over.
+
+    Raises
+    ------
+    StateError
+        When resuming a file of another model or with a damaged line. A last line that a kill cut off is
+        dropped.
+    """
+
+    def __init__(self, path: Path | None, *, owner: Mapping[str, Any], resume: bool) -> None:
+        self.path = path
+        self.scores: dict[str, Score] = {}
+        self._stream: TextIO | None = None
+        if path is None:
+            return
+        if resume and path.exists() and path.stat().st_size:
+            self._read(path, dict(owner))
+            self._stream = path.open("a", encoding="utf-8")
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {path}: {error.strerror}; choose another -o") from error
+        self._write([{"audit": dict(owner)}])
+
+    def __enter__(self) -> State:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def done(self, plan: Plan, query: int) -> int:
+        """How many leading rows of a query phase have scores."""
+        row = 0
+        while row < plan.rows(query) and plan.row_id(query, row) in self.scores:
+            row += 1
+        return row
+
+    def add(self, scores: Mapping[str, Score]) -> None:
+        """Keep scores, and write them so that a kill loses none of them."""
+        self.scores.update(scores)
+        self._write(
+            {
+                "id": name,
+                "t": s.target_position,
+                "correct": s.correct,
+                "logprob": s.logprob,
+                "margin": s.margin,
+            }
+            for name, s in scores.items()
+        )
+
+    def table(self, plan: Plan, query: int) -> Sequence[Score]:
+        """Scores of all rows of one query phase, in order."""
+        return [self.scores[plan.row_id(query, row)] for row in range(plan.rows(query))]
+
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        if self._stream is None:
+            return
+        for row in rows:
+            self._stream.write(json.dumps(row) + "\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def _read(self, path: Path, owner: dict[str, Any]) -> None:
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # a kill in the middle of a write
+            with path.open("r+b") as stream:
+                stream.truncate(whole)
+        lines = data[:whole].decode("utf-8", errors="replace").splitlines()
+        try:
+            found = json.loads(lines[0])["audit"]
+        except (IndexError, ValueError, KeyError, TypeError) as error:
+            raise StateError(
+                f"{path} is not the state of an audit; choose another -o, or leave --resume out"
+            ) from error
+        for name, value in owner.items():
+            if found.get(name) != value:
+                raise StateError(
+                    f"{path} is of another audit: its {name} is {str(found.get(name))[:60]!r}, now "
+                    f"{str(value)[:60]!r}; choose another -o, or leave --resume out to start over"
+                )
+        for number, line in enumerate(lines[1:], start=2):
+            name, score = _parse(line, f"{path}, line {number}")
+            self.scores[name] = score
+
+
+def _parse(line: str, where: str) -> tuple[str, Score]:
+    try:
+        row = json.loads(line)
+        name, score = row["id"], Score(row["t"], row["correct"], row["logprob"], row["margin"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{where} is damaged: {line[:60]!r}; delete that line, or the file") from error
+    numbers = [x for x in (score.logprob, score.margin) if x is not None]
+    well_formed = (
+        isinstance(name, str)
+        and ROW_ID.fullmatch(name)
+        and isinstance(score.target_position, int)
+        and isinstance(score.correct, bool)
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers)
+    )
+    if not well_formed:
+        raise StateError(f"{where} is damaged: {line[:60]!r}; delete that line, or the file")
+    return name, score

@@ -1,0 +1,134 @@
+"""An audit's findings in words, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+import xarray as xr
+
+__all__ = ["cross_lines", "interval", "notes", "number", "p_value", "period_text", "position_text", "verdict"]
+
+_FLOOR, _CEILING = 0.05, 0.98
+_COUNTED = {
+    "key_first": "the first token of the target's key",
+    "key_last": "the last token of the target's key",
+    "value_first": "the first token of the target's value",
+    "candidate_first": "the first token of the candidate in the evidence",
+}
+
+
+def number(value: float, digits: int = 1) -> str:
+    """Format a number; "–" where it is undefined."""
+    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else "–"
+
+
+def interval(low: float, high: float, digits: int = 1) -> str:
+    """Format an interval; "undefined" where it is."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "undefined"
+    return f"{number(low, digits)} to {number(high, digits)}"
+
+
+def p_value(p: float) -> str:
+    """Format a p-value, never as 0."""
+    if not math.isfinite(p):
+        return "p undefined"
+    return f"p = {p:.4f}" if p < 0.01 else f"p = {p:.2f}"
+
+
+def period_text(attrs: Mapping[str, object]) -> str:
+    """Return the period and its p."""
+    period = int(float(str(attrs["period"])))
+    return f"{period or 'none'} ({p_value(float(str(attrs['period_p'])))})"
+
+
+def position_text(attrs: Mapping[str, object]) -> str:
+    """Say which token the target's position is counted at."""
+    return _COUNTED.get(str(attrs.get("position", "")), "not stated")
+
+
+def verdict(sweep: xr.Dataset) -> str:
+    """One sentence: is there a gap, or how large a gap would have been seen."""
+    a = sweep.attrs
+    if a["found"]:
+        return (
+            f"accuracy depends on the target's phase: gap {number(a['gap_pp'])} pp "
+            f"(95% {interval(a['gap_pp_low'], a['gap_pp_high'])}; {number(a['null_gap_pp'])} pp by chance, "
+            f"{p_value(a['gap_p'])}), worst phase {a['worst_phase']}, period {period_text(a)}"
+        )
+    seen = a["detectable_gap_pp"]
+    if not math.isfinite(seen):
+        return "no phase sensitivity found, but at this n no gap could have been seen: run more prompts"
+    return f"no phase sensitivity found, at this n a gap over {number(seen)} pp would have been seen"
+
+
+def notes(sweep: xr.Dataset) -> list[str]:
+    """Say what must be known to read the verdict."""
+    a = sweep.attrs
+    found = []
+    if a["mean_accuracy"] < _FLOOR:
+        found.append(
+            f"Mean accuracy is {number(100 * a['mean_accuracy'])}%: the model hardly does this test, so it "
+            "says little about compression."
+        )
+    elif a["mean_accuracy"] > _CEILING:
+        found.append(
+            f"Mean accuracy is {number(100 * a['mean_accuracy'])}%: the test is too easy to show a gap; more "
+            "records or a longer context make it harder."
+        )
+    if a["placebo"]:
+        found.append(
+            f"The model states no stride; phases are counted by {a['stride']}, a placebo. Another one can be "
+            "given with --stride."
+        )
+    if not a["found"] and a["period"]:
+        on = "log-probability" if a["period_on"] == "logprob" else "right and wrong"
+        found.append(f"Still, {on} has period {period_text(a)} in the target's position.")
+    aliased = [
+        f"{int(q)} ({p_value(float(p))})"
+        for q, p in zip(sweep["placebo_stride"].values, sweep["placebo_p"].values, strict=True)
+        if p <= 0.05 / max(1, sweep.sizes["placebo_stride"])
+    ]
+    if aliased:
+        found.append(f"A placebo stride has a gap too: {', '.join(aliased)}. Do not blame the stride alone.")
+    left = [int(x) for x in a["strides_left_out"]] if "strides_left_out" in a else []
+    if left:
+        found.append(
+            f"The model also has stride {', '.join(map(str, left))}: audit it by itself, with --stride."
+        )
+    if "published" not in a:
+        found.append(_seed_text(a))
+    return found
+
+
+def _seed_text(a: Mapping[str, object]) -> str:
+    if a["confirmatory"]:
+        return f"Seed {a['seed']}: a confirmatory seed."
+    return f"Seed {a['seed']}: exploratory. Confirm with a seed of 10000 or more that was never used before."
+
+
+def cross_lines(crossed: xr.Dataset) -> list[str]:
+    """Say how much of what varies the target's phase and the query's phase explain."""
+    a = crossed.attrs
+    lines = [
+        f"By target phase the gap is {number(a['target_gap_pp'])} pp ({number(a['target_null_pp'])} by "
+        f"chance, {p_value(a['target_p'])}), by query phase {number(a['query_gap_pp'])} pp "
+        f"({number(a['query_null_pp'])} by chance, {p_value(a['query_p'])})."
+    ]
+    if math.isfinite(a["share_target"]):
+        target, query, both = (100 * a[f"share_{name}"] for name in ("target", "query", "interaction"))
+        lines.append(
+            f"Of what varies between the cells, the target's phase explains {number(target, 0)}%, the "
+            f"query's phase {number(query, 0)}%, the two together {number(both, 0)}%."
+        )
+    return lines
+
+
+def settings(attrs: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a test's task."""
+    try:
+        return dict(json.loads(str(attrs["task"])))
+    except ValueError:
+        return {}
