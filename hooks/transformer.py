@@ -328,14 +328,14 @@ class CompressedTransformer(StrictHooks):
                 continue
             # Maps are [..., fan_in, fan_out] or [maps, fan_in, kv_head, d_head].
             fan_in = parameter.shape[1] if parameter.ndim >= 3 else parameter.shape[0]
-            if last == "W_O":
-                fan_in = self.cfg.n_heads * self.cfg.d_head
-            # torch's own scale for linear maps. Small embeddings: at unit scale induction takes off twice as late.
-            std = (3 * fan_in) ** -0.5
+            std = fan_in**-0.5
             if last == "W_E":
-                std = 0.02
+                std = 1.0
             elif last == "W_gate" and ".compressor." in name:
                 std = self.cfg.layer(int(name.split(".")[1])).gate_init_std
+            elif last in ("W_O", "W_out"):
+                rows = self.cfg.n_heads * self.cfg.d_head if last == "W_O" else self.cfg.d_mlp
+                std = (2 * self.cfg.n_layers * rows) ** -0.5
             values = torch.randn(parameter.shape, generator=torch_rng(self.cfg.seed, "init", name))
             with torch.no_grad():
                 parameter.copy_(values * std)
