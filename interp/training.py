@@ -318,9 +318,10 @@ def _save_state(model, optimiser, names, folder: Path, recipe: Recipe, seed: int
     from safetensors.torch import save_file
 
     tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    for name, state in zip(names, optimiser.state_dict()["state"].values(), strict=True):
+    # Parameters that never had a gradient (a hard top-k indexer's) have no moments.
+    for index, state in optimiser.state_dict()["state"].items():
         for key, value in state.items():
-            tensors[f"adam.{key}.{name}"] = value.detach().cpu().contiguous()
+            tensors[f"adam.{key}.{names[index]}"] = value.detach().cpu().contiguous()
     with atomic_path(folder / "state.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"step": str(step), "run": _fingerprint(recipe, seed)})
 
@@ -342,6 +343,7 @@ def _resume(model, optimiser, names, folder: Path, recipe: Recipe, seed: int) ->
     model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
     moments: dict[int, dict[str, Tensor]] = {}
     for index, name in enumerate(names):
-        moments[index] = {key: tensors[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+        if f"adam.step.{name}" in tensors:
+            moments[index] = {key: tensors[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
     optimiser.load_state_dict({"state": moments, "param_groups": optimiser.state_dict()["param_groups"]})
     return int(metadata["step"])
