@@ -196,6 +196,8 @@ def train(
     device: str | None = None,
     resume: bool = True,
     steps: int | None = None,
+    batch: int | None = None,
+    start_from: str | Path | None = None,
     progress: bool = True,
     n_per_residue: int = 64,
 ) -> Path:
@@ -214,7 +216,11 @@ def train(
     resume : bool
         Go on from an earlier state; False starts over.
     steps : int or None
-        Other than the recipe's (for a trial run).
+        Other than the recipe's.
+    batch : int or None
+        Other than the recipe's.
+    start_from : path or None
+        Go on from this model's weights, at half the recipe's peak rate and without its curriculum.
     progress : bool
         Show a bar.
     n_per_residue : int
@@ -231,7 +237,9 @@ def train(
         For an unknown name or device, an unwritable folder, or a state of another run.
     """
     plan = recipe(name)
-    plan = plan if steps is None else dataclasses.replace(plan, steps=steps)
+    plan = dataclasses.replace(plan, steps=steps or plan.steps, batch=batch or plan.batch)
+    if start_from is not None:
+        plan = dataclasses.replace(plan, lr=plan.lr / 2, warmup=50, records_share=0.0)
     place = _device(device)
     folder = require_writable(out)
     state = require_writable(folder / "state")
@@ -239,9 +247,11 @@ def train(
         for path in state.iterdir():
             path.unlink()
     from hooks.build import build
-    from hooks.checkpoint import save
+    from hooks.checkpoint import load, save
 
     model = build(name, seed=seed)
+    if start_from is not None:
+        model.load_state_dict(load(start_from).state_dict())
     model.name, model.task = name if seed == 0 else f"{name}-seed{seed}", plan.task.describe()
     began, curve = time.monotonic(), []
     for step, loss, accuracy in fit(
@@ -250,13 +260,18 @@ def train(
         curve.append([step, round(loss, 4), round(accuracy, 4)])
     model.eval()
     record = {
-        "command": f"phaselens train {name} --seed {seed} -o {model.name}"
-        + (f" --steps {steps}" if steps else ""),
+        "command": " ".join(
+            [f"phaselens train {name} --seed {seed} -o {model.name}"]
+            + ([f"--steps {steps}"] if steps else [])
+            + ([f"--batch {batch}"] if batch else [])
+            + ([f"--start-from {start_from}"] if start_from else [])
+        ),
         "recipe": plan.describe(),
         "seed": seed,
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - began, 1),
+        **({"started_from": _origin(start_from)} if start_from else {}),
         "curve": curve,
     }
     stored = torch.float16
@@ -274,6 +289,12 @@ def train(
         path.unlink()
     state.rmdir()
     return folder
+
+
+def _origin(folder: str | Path) -> dict[str, Any]:
+    """How the model that training went on from was made."""
+    path = Path(folder) / "training.json"
+    return json.loads(path.read_text()) if path.exists() else {"folder": str(folder)}
 
 
 def _closing_sweep(model: Any, n_per_residue: int) -> tuple[list[float], list[float]]:
