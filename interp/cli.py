@@ -301,6 +301,12 @@ def train(
     steps: Annotated[
         int | None, Parameter(validator=_positive, help="Optimizer steps; the recipe's if left out.")
     ] = None,
+    batch: Annotated[
+        int | None, Parameter(validator=_positive, help="Sequences a step; the recipe's if left out.")
+    ] = None,
+    start_from: Annotated[
+        Path | None, Parameter(help="Go on from this model's weights, at half the peak rate.")
+    ] = None,
     resume: Annotated[
         bool,
         Parameter(negative="--no-resume", help="Go on from the last state in the folder, if there is one."),
@@ -319,6 +325,8 @@ def train(
         out=out or Path("runs") / name,
         seed=seed,
         steps=steps,
+        batch=batch,
+        start_from=start_from,
         resume=resume,
         device=device,
         as_json=json,

@@ -342,6 +342,8 @@ def train(
     out: Path,
     seed: int,
     steps: int | None,
+    batch: int | None,
+    start_from: Path | None,
     resume: bool,
     device: str | None,
     as_json: bool,
@@ -350,7 +352,16 @@ def train(
     with busy("loading torch"):
         from interp.training import train as training
 
-    made = training(name, out=out, seed=seed, device=device, resume=resume, steps=steps)
+    made = training(
+        name,
+        out=out,
+        seed=seed,
+        device=device,
+        resume=resume,
+        steps=steps,
+        batch=batch,
+        start_from=start_from,
+    )
     if as_json:
         record = json.loads((made / "training.json").read_text(encoding="utf-8"))
         print_json({"name": name, "folder": made, "training": record})
