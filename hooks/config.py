@@ -319,11 +319,13 @@ def _check_int(name: str, value: Any, minimum: int) -> None:
 def _check_precision(cfg: ModelConfig, values: Mapping[str, Any], layer: int, rope_dims: int) -> None:
     for name in ("exact_precision", "entry_precision"):
         if values[name] is not None:
-            check_width(values[name], cfg.d_head, rope_dims, f"{name} in layer {layer}: d_head")
+            where = f"{name} in layer {layer}"
+            check_width(values[name], cfg.d_head, rope_dims, where=where, what="d_head")
     indexed = any(values[name] is not None for name in ("index_topk", "index_heads", "index_dim"))
     if values["index_precision"] is not None and indexed:
         width = values["index_dim"] or cfg.d_head
-        check_width(values["index_precision"], width, None, f"index_precision in layer {layer}: index_dim")
+        where = f"index_precision in layer {layer}"
+        check_width(values["index_precision"], width, None, where=where, what="index_dim")
 
 
 def _check_layer(cfg: ModelConfig, layer: int) -> None:

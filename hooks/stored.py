@@ -19,7 +19,7 @@ _MIXED = BlockFormat("fp8+bf16", "e4m3", "e8m0", 64, "up")
 _ROTARY = 64
 
 
-def check_width(precision: str, width: int, rotary: int | None, where: str) -> None:
+def check_width(precision: str, width: int, rotary: int | None, *, where: str, what: str) -> None:
     """Check that rows of `width` channels, the last `rotary` of them rotating, can be stored so.
 
     Parameters
@@ -28,8 +28,8 @@ def check_width(precision: str, width: int, rotary: int | None, where: str) -> N
         One of :data:`PRECISIONS`.
     width, rotary : int
         Channels, and how many rotate; `rotary` None for rows to which ``"fp8+bf16"`` does not apply.
-    where : str
-        Beginning of the message.
+    where, what : str
+        Which field says so, and which sets the width; for the message.
 
     Raises
     ------
@@ -41,12 +41,13 @@ def check_width(precision: str, width: int, rotary: int | None, where: str) -> N
     if precision == "fp8+bf16":
         if rotary != _ROTARY or width <= _ROTARY or (width - _ROTARY) % _MIXED.block:
             raise ConfigError(
-                f"{where} {width} with {rotary} rotary channels cannot be stored as fp8+bf16: it takes {_ROTARY} "
-                f"rotary channels and a multiple of {_MIXED.block} others"
+                f"{where}: {what}={width} with {rotary or 0} rotary channels cannot be stored as fp8+bf16, which "
+                f"takes {_ROTARY} rotary channels and a multiple of {_MIXED.block} others"
             )
     elif width % FORMATS[precision].block:
         raise ConfigError(
-            f"{where} {width} is not a multiple of {FORMATS[precision].block}, the channels per scale in {precision}"
+            f"{where}: {what}={width} is not a multiple of {FORMATS[precision].block}, the channels per scale in "
+            f"{precision}"
         )
 
 
