@@ -6,12 +6,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from hooks.errors import ConfigError, did_you_mean
 from hooks.geometry import ChunkGeometry
 from hooks.presets import FULL_SIZE, TRAINABLE
-from hooks.roles import check_roles, index_source, owner, readers
+from hooks.roles import check_roles, index_sources, owners
 from hooks.stored import check_width
 
 __all__ = ["LayerConfig", "ModelConfig", "full_size_names", "preset", "preset_names", "scaled_down"]
@@ -186,6 +186,8 @@ class ModelConfig:
     engram_heads: int = 8
     engram_dim: int = 32
 
+    _layers: ClassVar[tuple[LayerConfig, ...]]
+
     def __post_init__(self) -> None:
         for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_vocab"):
             _check_int(name, getattr(self, name), minimum=1)
@@ -209,6 +211,8 @@ class ModelConfig:
                 )
         for layer in range(self.n_layers):
             _check_layer(self, layer)
+        # Not a field: resolved once, for models of many layers ask often.
+        object.__setattr__(self, "_layers", self._resolved())
         check_roles(self)
 
     def value(self, name: str, layer: int) -> Any:
@@ -225,18 +229,23 @@ class ModelConfig:
         """
         if not 0 <= layer < self.n_layers:
             raise ConfigError(f"layer {layer} does not exist; valid: 0 to {self.n_layers - 1}")
-        values = {name: self.value(name, layer) for name in _PER_LAYER}
-        values["role"] = values.pop("roles")
-        if values["rope_dims"] is None:
-            values["rope_dims"] = self.d_head
-        if values["q_norm"] is None:
-            values["q_norm"] = values["qk_norm"]
-        values.update(owner=owner(self, layer), index_from=index_source(self, layer))
-        values["readers"] = tuple(readers(self, layer)) if values["role"] == "full" else ()
-        values.update(self._indexer(layer, values))
-        return LayerConfig(**values)
+        return self._layers[layer]
 
-    def _indexer(self, layer: int, values: Mapping[str, Any]) -> dict[str, int | None]:
+    def _resolved(self) -> tuple[LayerConfig, ...]:
+        owned, sources, layers = owners(self), index_sources(self), []
+        for layer in range(self.n_layers):
+            values = {name: self.value(name, layer) for name in _PER_LAYER}
+            values["role"] = values.pop("roles")
+            if values["rope_dims"] is None:
+                values["rope_dims"] = self.d_head
+            if values["q_norm"] is None:
+                values["q_norm"] = values["qk_norm"]
+            values["owner"], values["index_from"] = owned[layer], sources[layer]
+            values["readers"] = tuple(i for i in range(layer + 1, self.n_layers) if owned[i] == layer)
+            layers.append(LayerConfig(**{**values, **self._indexer(values)}))
+        return tuple(layers)
+
+    def _indexer(self, values: Mapping[str, Any]) -> dict[str, int | None]:
         """The indexer a layer has, all None without one; and the picks it follows."""
         fields = ("index_topk", "index_heads", "index_dim")
         topk, heads, dim = (values[name] for name in fields)

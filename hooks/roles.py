@@ -14,7 +14,7 @@ from hooks.errors import ConfigError
 if TYPE_CHECKING:
     from hooks.config import ModelConfig
 
-__all__ = ["check_roles", "index_source", "owner", "readers"]
+__all__ = ["check_roles", "index_sources", "owners"]
 
 # What a reader takes over from the entries of its owner and therefore has to state alike.
 _SHARED = ("window", "stride", "tied_kv", "rope_dims", "rope_base")
@@ -25,40 +25,39 @@ def _role(cfg: ModelConfig, layer: int) -> str | None:
     return cfg.value("roles", layer) if cfg.value("attention", layer) == "chunked" else None
 
 
-def owner(cfg: ModelConfig, layer: int) -> int | None:
-    """Return the nearest full layer at or before a chunked one; None in layers without entries.
+def owners(cfg: ModelConfig) -> list[int | None]:
+    """Return for each layer the nearest full layer at or before it; None in layers without entries.
 
     Raises
     ------
     ConfigError
-        If the layer reads entries that no earlier layer owns.
+        If a layer reads entries that no earlier layer owns.
     """
-    role = _role(cfg, layer)
-    if role is None:
-        return None
-    for earlier in range(layer, -1, -1):
-        if _role(cfg, earlier) == "full":
-            return earlier
-    raise ConfigError(
-        f"roles: layer {layer} is {role!r}, but no layer before it owns entries; the first chunked layer must be "
-        "'full'"
-    )
+    found: list[int | None] = []
+    latest = None
+    for layer in range(cfg.n_layers):
+        role = _role(cfg, layer)
+        if role == "full":
+            latest = layer
+        elif role is not None and latest is None:
+            raise ConfigError(
+                f"roles: layer {layer} is {role!r}, but no layer before it owns entries; the first chunked layer "
+                "must be 'full'"
+            )
+        found.append(None if role is None else latest)
+    return found
 
 
-def index_source(cfg: ModelConfig, layer: int) -> int | None:
-    """Return the layer whose picks a layer follows; None where every visible entry is attended."""
-    own = owner(cfg, layer)
-    if own is None:
-        return None
-    for earlier in range(layer, own - 1, -1):
-        if _role(cfg, earlier) in ("full", "reindex"):
-            return earlier if cfg.value("index_topk", earlier) is not None else None
-    return None
-
-
-def readers(cfg: ModelConfig, layer: int) -> list[int]:
-    """Return the layers that read the entries of `layer`, itself left out."""
-    return [i for i in range(layer + 1, cfg.n_layers) if owner(cfg, i) == layer]
+def index_sources(cfg: ModelConfig) -> list[int | None]:
+    """Return for each layer the one whose picks it follows; None where every visible entry is attended."""
+    found: list[int | None] = []
+    latest = None
+    for layer in range(cfg.n_layers):
+        role = _role(cfg, layer)
+        if role in ("full", "reindex"):
+            latest = layer if cfg.value("index_topk", layer) is not None else None
+        found.append(None if role is None else latest)
+    return found
 
 
 def check_roles(cfg: ModelConfig) -> None:
@@ -88,7 +87,7 @@ def check_roles(cfg: ModelConfig) -> None:
 
 
 def _check_reader(cfg: ModelConfig, layer: int, role: str) -> None:
-    own = owner(cfg, layer)
+    own = cfg.layer(layer).owner
     assert own is not None
     for name in _SHARED:
         mine, theirs = cfg.value(name, layer), cfg.value(name, own)

@@ -329,8 +329,10 @@ class CompressedTransformer(StrictHooks):
             # Maps are [..., fan_in, fan_out] or [maps, fan_in, kv_head, d_head].
             fan_in = parameter.shape[1] if parameter.ndim >= 3 else parameter.shape[0]
             std = fan_in**-0.5
-            if last == "W_E":
+            if last in ("W_E", "W_table"):
                 std = 1.0
+            elif last == "W_value":  # an n-gram memory starts as nothing
+                std = 0.0
             elif last == "W_gate" and ".compressor." in name:
                 std = self.cfg.layer(int(name.split(".")[1])).gate_init_std
             elif last in ("W_O", "W_out"):
