@@ -56,11 +56,11 @@ def fetch(dir_or_id: str | Path, *, revision: str | None = None, weights: bool =
         raise CheckpointError(f"no folder {str(dir_or_id)!r}; give a model folder or a hub id owner/name")
     from huggingface_hub import snapshot_download
 
-    patterns = [*_TEXT_FILES, "*.safetensors"] if weights else list(_TEXT_FILES)
+    patterns: list[str] = [*_TEXT_FILES, *(["*.safetensors"] if weights else [])]
     try:
         return Path(snapshot_download(str(dir_or_id), revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client's error types are many and change with its versions
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise CheckpointError(
             f"{str(dir_or_id)!r} is not a folder, and the hub does not give it: {reason}"
         ) from error

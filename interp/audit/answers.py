@@ -179,9 +179,9 @@ def _answer(line: str, where: str) -> dict[str, Any]:
     ids = given.get("token_ids", [])
     if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise StateError(f"{where}: token_ids is not a list of whole numbers")
-    logprob = given.get("logprob")
+    logprob = given.get("logprob", 0.0)
     is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
-    if "logprob" in given and not (is_number and math.isfinite(logprob) and logprob <= 1e-6):
+    if not is_number or not math.isfinite(logprob) or logprob > 1e-6:  # servers round
         raise StateError(f"{where}: logprob={logprob!r} is not a natural log-probability; valid: 0 or less")
     return given
 

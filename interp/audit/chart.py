@@ -81,7 +81,7 @@ def line_chart(
     turned = f'transform="translate(12 {centre}) rotate(-90)" text-anchor="middle"'
     parts.append(f"<text {turned}>{html.escape(y_title)}</text>")
     legend = "" if len(lines) == 1 else _legend(lines)
-    return legend + _svg("".join(parts), _HEIGHT, label)
+    return legend + _svg("".join(parts), _HEIGHT, label, "lines")
 
 
 def _line(line: Line, number: int, across: _Scale, down: _Scale) -> str:
@@ -142,7 +142,7 @@ def _legend(lines: Sequence[Line]) -> str:
 
 def intervals_chart(rows: Sequence[Interval], *, x_title: str, label: str) -> str:
     """Draw values with intervals, one row each, on an axis from 0."""
-    left = 12 + max(len(row.name) for row in rows) * _FONT * 0.56
+    left = 12 + max(len(row.name) for row in rows) * _FONT * 0.62
     left = min(left, _WIDTH * 0.45)
     top, step = 8, 26
     height = top + step * len(rows) + 38
@@ -172,13 +172,13 @@ def intervals_chart(rows: Sequence[Interval], *, x_title: str, label: str) -> st
             parts.append(_marker(0 if row.emphasis else 1, across(row.value), y, told))
     at = f'x="{(left + _WIDTH) / 2:.1f}" y="{height - 4}" text-anchor="middle"'
     parts.append(f"<text {at}>{html.escape(x_title)}</text>")
-    return _svg("".join(parts), height, label)
+    return _svg("".join(parts), height, label, "rows")
 
 
 def _short(name: str, most: int = 34) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _svg(content: str, height: float, label: str) -> str:
-    size = f'viewBox="0 0 {_WIDTH} {height:g}" font-size="{_FONT}"'
-    return f'<svg class="chart" {size} role="img" aria-label="{html.escape(label)}">{content}</svg>'
+def _svg(content: str, height: float, label: str, kind: str) -> str:
+    size = f'viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{html.escape(label)}"'
+    return f'<svg class="chart {kind}" {size}>{content}</svg>'

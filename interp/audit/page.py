@@ -115,7 +115,7 @@ def _tiles(a: Mapping[str, float]) -> str:
         ("phase gap", gap, f"95% {interval(a['gap_pp_low'], a['gap_pp_high'])}"),
         ("gap by chance", f"{number(a['null_gap_pp'])} pp", p_value(a["gap_p"])),
         ("residue gap", f"{number(a['gap_residue_pp'])} pp", f"over {a['modulus']} residues"),
-        ("worst phase", str(a["worst_phase"]), f"of 0 to {int(a['stride']) - 1}"),
+        ("worst phase", str(a["worst_phase"]) if a["gap_pp"] else "–", f"of 0 to {int(a['stride']) - 1}"),
         ("period", str(int(a["period"]) or "none"), p_value(a["period_p"])),
         (
             "would have been seen",
@@ -132,7 +132,7 @@ def _tiles(a: Mapping[str, float]) -> str:
 
 def _accuracy_figure(name: str, sweep: xr.Dataset) -> str:
     a = sweep.attrs
-    y, low, high = (100 * sweep[f"accuracy_residue{end}"].values for end in ("", "_low", "_high"))
+    y, low, high = ((100 * sweep[f"accuracy_residue{end}"].values).tolist() for end in ("", "_low", "_high"))
     line = Line(str(a["model"]), [int(r) for r in sweep["residue"].values], y, low, high)
     best, worst = int(np.argmax(y)), int(np.argmin(y))
     label = (
@@ -154,11 +154,14 @@ def _accuracy_figure(name: str, sweep: xr.Dataset) -> str:
 def _phase_table(sweep: xr.Dataset) -> str:
     rows = []
     for i, phase in enumerate(sweep["phase"].values):
-        mark = "worst" if int(phase) == sweep.attrs["worst_phase"] else ""
+        mark = "worst" if int(phase) == sweep.attrs["worst_phase"] and sweep.attrs["gap_pp"] else ""
         low, high = (100 * float(sweep[f"accuracy_{end}"][i]) for end in ("low", "high"))
         rows.append([str(phase), number(100 * float(sweep["accuracy"][i])), interval(low, high), mark])
     head = ("phase", "accuracy (%)", "95% interval", "")
-    return _table(f"By phase (target position mod {sweep.attrs['stride']})", head, rows)
+    table = _table(f"By phase (target position mod {sweep.attrs['stride']})", head, rows)
+    if not any(row[2] == "undefined" for row in rows):
+        return table
+    return f'<div>{table}<p class="small">Undefined: too few prompts, or all answers agree.</p></div>'
 
 
 def _placebo_table(sweep: xr.Dataset) -> str:
@@ -236,7 +239,7 @@ def _series(name: str, data: xr.Dataset, _crossed: xr.Dataset | None, _several: 
     a = data.attrs
     x = [int(v) for v in data["length"].values]
     named = {"P(8)": "p_8", "P(32)": "p_32"}
-    lines = [Line(label, x, 100 * data[key].values) for label, key in named.items()]
+    lines = [Line(label, x, (100 * data[key].values).tolist()) for label, key in named.items()]
     period = int(a["period"])
     chart = line_chart(
         lines, cycle=period, shade_last=False, y_title="probability (%)",

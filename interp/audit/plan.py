@@ -25,6 +25,7 @@ Position = Literal["key_first", "key_last", "value_first"]
 DEFAULT_CONTEXT = 4096
 MAX_QUERIES = 4
 _LIMIT_R = 48
+_FEWEST_RECORDS = 5  # four are demonstrations
 _PAPER_RECORDS = 16_000 / 131_072  # records a token of the paper's needle test
 
 
@@ -282,11 +283,12 @@ def _text_task(
         raise TaskError(
             f"context={context} is longer than {subject.name!r} reads; valid: up to {longest} tokens"
         )
+    options: dict[str, Any] = {"length": context, "chat": chat, "position": position, "modulus": modulus}
     if records is None:
-        records = max(8, round(context * _PAPER_RECORDS))
-    return NeedleTask.from_tokenizer(
-        tokenizer, length=context, n_records=records, chat=chat, position=position, modulus=modulus
-    )
+        fewest = NeedleTask.from_tokenizer(tokenizer, n_records=_FEWEST_RECORDS, **options)
+        fitting = fewest.context // 2 // fewest.record_tokens  # demonstrations take their share
+        records = max(_FEWEST_RECORDS, min(round(context * _PAPER_RECORDS), fitting))
+    return NeedleTask.from_tokenizer(tokenizer, n_records=records, **options)
 
 
 def _queries(length: int, stride: int, given: Sequence[int] | None) -> tuple[int, ...]:

@@ -60,13 +60,15 @@ def _is_completion(table: Mapping[str, Any]) -> bool:
     return {"filler_tokens", "p_8", "p_32"} <= set(table)
 
 
-def from_published(table: Mapping[str, Any], *, seed: int = 0) -> dict[str, xr.Dataset]:
+def from_published(table: Mapping[str, Any], *, seed: int = 0, brief: bool = False) -> dict[str, xr.Dataset]:
     """Turn a published table into audit results by model.
 
     Parameters
     ----------
     table : mapping
         As :func:`load_table` gives it.
+    brief : bool
+        Gaps and periods alone, to stand beside something else.
     seed : int
         Of resampling and permutations.
     """
@@ -75,7 +77,7 @@ def from_published(table: Mapping[str, Any], *, seed: int = 0) -> dict[str, xr.D
         return {
             str(m["name"]): needle_counts(
                 m, source=str(table.get("source", "")), task=str(table.get("task", "")), seed=seed,
-                n_tests=len(models),
+                n_tests=None if brief else len(models),
             )
             for m in models
         }  # fmt: skip
@@ -83,9 +85,11 @@ def from_published(table: Mapping[str, Any], *, seed: int = 0) -> dict[str, xr.D
 
 
 def needle_counts(
-    model: Mapping[str, Any], *, source: str, task: str, seed: int = 0, n_tests: int = 1
+    model: Mapping[str, Any], *, source: str, task: str, seed: int = 0, n_tests: int | None = None
 ) -> xr.Dataset:
     """Recompute gaps, intervals and the period of one model from its correct answers by residue.
+
+    With `n_tests`, the number of models tested together, everything else an audit reports too.
 
     Notes
     -----
@@ -97,7 +101,6 @@ def needle_counts(
     rng = numpy_rng(seed, "published", str(model["name"]))
     correct = np.stack([rng.permutation(n) < count for count in counts], axis=1)
     accuracy, by = counts / n, stats.phase_means(counts / n, stride)
-    low, high = stats.phase_intervals(correct, stride, seed=seed)
     residue_low, residue_high = stats.wilson(counts, n)
     gap_low, gap_high = stats.gap_interval(correct, stride, seed=seed)
     period = stats.period_of_counts(counts, n, seed=seed)
@@ -105,8 +108,6 @@ def needle_counts(
         {
             "correct": (("prompt", "residue"), correct),
             "accuracy": ("phase", by),
-            "accuracy_low": ("phase", low),
-            "accuracy_high": ("phase", high),
             "accuracy_residue": ("residue", accuracy),
             "accuracy_residue_low": ("residue", residue_low),
             "accuracy_residue_high": ("residue", residue_high),
@@ -128,13 +129,22 @@ def needle_counts(
             "gap_pp_low": 100 * gap_low,
             "gap_pp_high": 100 * gap_high,
             "gap_residue_pp": 100 * float(np.ptp(accuracy)),
-            "null_gap_pp": 100 * stats.null_gap(correct, stride, seed=seed),
+            "mean_accuracy": float(accuracy.mean()),
             "worst_phase": int(by.argmin()),
             "period": period.period,
             "period_p": period.p,
             "period_on": "correct",
         },
     )
+    return sweep if n_tests is None else _tested(sweep, n_tests)
+
+
+def _tested(sweep: xr.Dataset, n_tests: int) -> xr.Dataset:
+    """Add intervals by phase and the tests, which need the answers of every prompt."""
+    correct, stride, seed = sweep["correct"].values, int(sweep.attrs["stride"]), int(sweep.attrs["seed"])
+    low, high = stats.phase_intervals(correct, stride, seed=seed)
+    sweep = sweep.assign(accuracy_low=("phase", low), accuracy_high=("phase", high))
+    sweep = sweep.assign_attrs(null_gap_pp=100 * stats.null_gap(correct, stride, seed=seed))
     return add_tests(sweep, n_tests=n_tests).drop_vars("correct")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,8 @@ def audit(
     if folder is not None:
         check_writable(folder)
     if answers is not None:
-        scores = read_answers(answers, plans, subject.tokenizer)
-        attrs = {"model": subject.name, "model_hash": "", "answers": str(answers)}
+        scores = read_answers(Path(answers), plans, subject.tokenizer)
+        attrs: dict[str, Any] = {"model": subject.name, "model_hash": "", "answers": str(answers)}
     else:
         scores = _scored(subject, plans, folder, resume=resume, memory=memory, progress=progress)
         attrs = _provenance(subject)
@@ -280,4 +281,9 @@ def _beside(found: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     """Return published needle results, for pages that show something measured here."""
     if any("published" in dataset.attrs for dataset in found.values()):
         return {}
-    return from_published(load_table("needle_128k"))
+    return _published_needle()
+
+
+@lru_cache(maxsize=1)
+def _published_needle() -> dict[str, xr.Dataset]:
+    return from_published(load_table("needle_128k"), brief=True)

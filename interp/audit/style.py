@@ -29,7 +29,8 @@ a{color:var(--a)}
 figure{margin:1rem 0}
 figcaption,.small{color:var(--muted);font-size:.9rem;max-width:46rem}
 .chart{display:block;width:100%;max-width:46rem;height:auto}
-.chart text{fill:var(--ink)}
+.chart text{fill:var(--ink);font-size:13px}
+@media (max-width:34rem){.chart.lines text{font-size:17px}.chart.rows text{font-size:14.5px}}
 .grid{stroke:var(--rule);stroke-width:1}
 .cycle{fill:var(--cycle)}.boundary{fill:var(--boundary)}
 .line{fill:none;stroke-width:1.8;stroke-linejoin:round}

@@ -126,7 +126,8 @@ def _adapt(hf_model: Any) -> HookedModel:
     if type(hf_model).__name__ == "DeepseekV4ForCausalLM":
         from hooks import hook_deepseek_v4
 
-        return hook_deepseek_v4(hf_model)
+        hooked: Any = hook_deepseek_v4(hf_model)
+        return hooked
     from hooks.causal_lm import CausalLM
 
     return CausalLM(hf_model)

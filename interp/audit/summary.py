@@ -21,12 +21,17 @@ def show(found: Mapping[str, xr.Dataset], console: Console | None = None) -> Non
     """Print every test: verdict, accuracy by phase, target × query table, and what to know."""
     console = console or Console()
     tests = {name: dataset for name, dataset in found.items() if not name.endswith("_query")}
+    told: set[str] = set()
     for name, dataset in tests.items():
         console.print(Text(f"{dataset.attrs['model']}: {dataset.attrs['test']} test", style="bold"))
         if "p_8" in dataset:
             _show_series(dataset, console)
         else:
             _show_test(dataset, found.get(f"{name}_query"), console)
+            for line in wording.notes(dataset):
+                if line not in told:
+                    console.print(Text(line))
+                told.add(line)
         console.print()
 
 
@@ -39,7 +44,7 @@ def _show_test(sweep: xr.Dataset, crossed: xr.Dataset | None, console: Console) 
         table.add_column(head, justify="right")
     for i, phase in enumerate(sweep["phase"].values):
         low, high = (100 * float(sweep[f"accuracy_{end}"][i]) for end in ("low", "high"))
-        mark = "worst" if int(phase) == a["worst_phase"] else ""
+        mark = "worst" if int(phase) == a["worst_phase"] and a["gap_pp"] else ""
         table.add_row(str(phase), number(100 * float(sweep["accuracy"][i])), interval(low, high), mark)
     console.print(table)
     residue = f", {number(a['gap_residue_pp'])} pp by residue"
@@ -66,14 +71,12 @@ def _show_test(sweep: xr.Dataset, crossed: xr.Dataset | None, console: Console) 
             console.print(Text(line))
         if crossed.sizes["phase"] <= _MOST_PHASES:
             console.print(_cross_table(crossed))
-    for line in wording.notes(sweep):
-        console.print(Text(line))
 
 
 def _cross_table(crossed: xr.Dataset) -> Table:
-    table = Table("query phase", box=None, pad_edge=False)
+    table = Table("query \\ target", box=None, pad_edge=False)
     for phase in crossed["phase"].values:
-        table.add_column(f"target {phase}", justify="right")
+        table.add_column(str(phase), justify="right")
     for i, query in enumerate(crossed["query_phase"].values):
         table.add_row(str(query), *(number(100 * float(v)) for v in crossed["accuracy"].values[i]))
     return table
