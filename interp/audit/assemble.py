@@ -135,6 +135,7 @@ def add_tests(sweep: xr.Dataset, *, n_tests: int) -> xr.Dataset:
     detectable = detectable_gap(correct, stride, own.critical, level=level, seed=seed) if enough else np.nan
     return sweep.assign_attrs(
         mean_accuracy=float(correct.mean()),
+        null_gap_pp=sweep.attrs.get("null_gap_pp", 100 * own.null_mean),
         gap_p=own.p,
         level=level,
         gap_critical_pp=100 * own.critical,

@@ -144,7 +144,6 @@ def _tested(sweep: xr.Dataset, n_tests: int) -> xr.Dataset:
     correct, stride, seed = sweep["correct"].values, int(sweep.attrs["stride"]), int(sweep.attrs["seed"])
     low, high = stats.phase_intervals(correct, stride, seed=seed)
     sweep = sweep.assign(accuracy_low=("phase", low), accuracy_high=("phase", high))
-    sweep = sweep.assign_attrs(null_gap_pp=100 * stats.null_gap(correct, stride, seed=seed))
     return add_tests(sweep, n_tests=n_tests).drop_vars("correct")
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hooks.errors import CheckpointError, TaskError
+from hooks.errors import CheckpointError, TaskError, did_you_mean
 from hooks.sites import HookedModel
 from interp.phases import model_strides
 from interp.tasks.tokenizers import HuggingFaceTokenizer, TekkenTokenizer, TextTokenizer
@@ -85,11 +85,18 @@ def open_subject(
     from hooks.causal_lm import config_strides, fetch, read_config
     from hooks.checkpoint import zoo, zoo_path
 
+    if "/" not in str(model) and not Path(model).exists() and str(model) not in zoo():
+        raise CheckpointError(
+            f"no model {str(model)!r}: neither a folder nor in the zoo, and hub ids are owner/name; "
+            f"{did_you_mean(str(model), zoo(), 40)}"
+        )
     is_zoo = str(model) in zoo() and not Path(model).is_dir()
     folder = zoo_path(str(model)) if is_zoo else fetch(model, revision=revision, weights=weights)
     config = read_config(folder)
     name = str(model) if is_zoo or not Path(model).is_dir() else folder.resolve().name
     if "phaselens" in config:
+        if tokenizer is not None:
+            raise TaskError(f"{name!r} is a phaselens model and reads token ids, no text; give no tokenizer")
         return _own(folder, config, device)
     text = config.get("text_config") or config
     return Subject(

@@ -308,6 +308,7 @@ def test_exported_prompts_say_what_was_made(served):
         t, value = find(row["token_ids"])
         assert (row["target_position"], row["answer_token_ids"]) == (t, [value])
         assert row["residue"] == t % 24
+        assert row["text_is_exact"]
         assert len(row["token_ids"]) % 4 == row["query_phase"]
         assert tokenizer().decode(row["token_ids"]) == row["text"] == "<s>" + row["content"]
         assert tokenizer().decode(row["answer_token_ids"]) == row["answer"]

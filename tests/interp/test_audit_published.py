@@ -1,0 +1,106 @@
+"""Published tables on the audit's page: every number recomputed from the counts."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from hooks.errors import StatisticsError
+from interp.audit import audit_published
+from interp.audit.published import from_published, load_table
+
+# By hand from the counts: best minus worst residue, and the same of the phases' sums.
+GAPS = {
+    "DeepSeek-V4-Flash-Base": (40.2, 100 * ((178 + 179) - (76 + 84)) / 512, 4),
+    "DeepSeek-V4-Flash-0731": (19.1, 100 * ((251 + 255) - (206 + 208)) / 512, 4),
+    "DeepSeek-V4-Pro-Base": (34.8, 100 * ((226 + 233) - (144 + 149)) / 512, 4),
+    "DeepSeek-V4-Pro-0813": (14.8, 100 * ((234 + 236) - (200 + 198)) / 512, 4),
+    "DeepSeek-V4.1-Flash": (
+        6.1,
+        100 * ((2432 + 2435 + 2424 + 2440) - (2284 + 2296 + 2312 + 2297)) / 10240,
+        2,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def needle(tmp_path_factory):
+    out = tmp_path_factory.mktemp("published") / "needle"
+    return audit_published("needle_128k.json", out=out, formats=("html",)), out
+
+
+def test_gaps_and_periods_of_the_needle_test(needle):
+    found, _ = needle
+    assert list(found) == list(GAPS)
+    for name, (residue_gap, phase_gap, period) in GAPS.items():
+        a = found[name].attrs
+        assert round(a["gap_residue_pp"], 1) == residue_gap
+        assert a["gap_pp"] == pytest.approx(phase_gap)
+        assert (a["period"], a["found"]) == (period, 1)
+        assert a["gap_pp_low"] < phase_gap < a["gap_pp_high"]
+
+
+def test_accuracies_are_the_counts(needle):
+    correct = np.array([112, 178, 169, 76, 115, 179, 165, 84])
+    flash = needle[0]["DeepSeek-V4-Flash-Base"]
+    assert np.allclose(flash["accuracy_residue"], correct / 256)
+    assert np.allclose(flash["accuracy"], [227 / 512, 357 / 512, 334 / 512, 160 / 512])
+    assert flash.attrs["worst_phase"] == 3
+
+
+def test_the_page_shows_them(needle):
+    _, out = needle
+    text = (out / "index.html").read_text(encoding="utf-8")
+    for name, (residue_gap, phase_gap, period) in GAPS.items():
+        row = re.search(rf"<tr><th scope=\"row\">{re.escape(name)}</th>(.*?)</tr>", text)
+        assert row is not None
+        cells = re.findall(r"<td>(.*?)</td>", row[1])
+        assert cells[3] == f"{phase_gap:.1f}"
+        assert cells[5] == str(residue_gap)
+        assert cells[6] == str(period)
+    assert "arXiv 2609.36322" in text
+    assert (
+        json.loads((out / "report.json").read_text())["results"]["DeepSeek-V4.1-Flash"]["attrs"]["period"]
+        == 2
+    )
+
+
+def test_beside_something_else_the_numbers_are_the_same(needle):
+    brief = from_published(load_table("needle_128k"), brief=True)
+    for name, dataset in needle[0].items():
+        for key in ("gap_pp", "gap_pp_low", "gap_pp_high", "gap_residue_pp", "period", "mean_accuracy"):
+            assert brief[name].attrs[key] == dataset.attrs[key]
+
+
+def test_the_completion_test_has_period_4(tmp_path):
+    found = audit_published("completion_fp8", out=tmp_path / "c", formats=("html",))["completion"]
+    assert found.attrs["period"] == 4
+    p8 = {24: 0.101, 28: 0.361, 32: 0.378, 36: 0.258}  # lengths of phase 0 mod 4
+    assert found["p_8_phase"].values[0] == pytest.approx(np.mean(list(p8.values())))
+    text = (tmp_path / "c" / "index.html").read_text(encoding="utf-8")
+    assert "P(8) and P(32) have period 4" in text
+
+
+def test_a_flat_table_of_one_s_own_has_no_gap(tmp_path):
+    rng = np.random.default_rng(0)
+    model = {
+        "name": "mine/../x",
+        "stride": 4,
+        "n_per_residue": 64,
+        "correct": rng.binomial(64, 0.7, 8).tolist(),
+    }
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"models": [model]}))
+    found = audit_published(str(path), out=tmp_path / "o", formats=("html",))
+    assert found["mine/../x"].attrs["found"] == 0
+    assert (tmp_path / "o" / "mine-..-x.nc").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["o", "own.json"]
+
+
+@pytest.mark.parametrize("name", ["needle", "knockout_w8s8_1kv_seed42", "controlled_runs.json"])
+def test_a_table_that_cannot_be_drawn_names_those_that_can(name):
+    with pytest.raises(StatisticsError, match=r"completion_fp8.*needle_128k|needle_128k.*completion_fp8"):
+        load_table(name)
