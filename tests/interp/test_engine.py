@@ -1,0 +1,172 @@
+"""The engine against one plain hooked forward pass per unit, on every kind of unit and query phase."""
+
+import pytest
+import torch
+
+import hooks
+from hooks import CompressedTransformer, ModelConfig, SiteError
+from interp import engine, knockout, patch
+from interp.engine import Edit, Rows, Variant
+from interp.replacement import calibrate
+from interp.tasks import RecallTask
+from interp.units import UNIT_KINDS, units
+
+TASK = RecallTask(
+    n_keys=10, n_values=10, n_filler=4, n_records=5, context=24, n_queries=2, n_demonstrations=1, modulus=4
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    cfg = ModelConfig(
+        n_layers=2, d_model=16, n_heads=4, n_kv_heads=2, d_head=4, d_mlp=16, d_vocab=TASK.d_vocab,
+        window=6, stride=4, exact_window=4, seed=1, sink=True,
+    )  # fmt: skip
+    made = CompressedTransformer(cfg).eval()
+    made.task = TASK.describe()
+    return made
+
+
+def plainly(model, prompts, variant, at):
+    """Log-probability of the answer after one whole forward pass with ordinary hooks."""
+    length = prompts.tokens.shape[1]
+    rows = torch.arange(len(prompts))
+
+    def hook(edit):
+        axes = hooks.sites.site(edit.site).axes
+
+        def apply(tensor, hook):
+            tensor = tensor.clone()
+            if at == "all" or "pos" not in axes:
+                return edit.apply(tensor, Rows(rows, torch.arange(length)))
+            last = tensor.narrow(axes.index("pos"), length - 1, 1)
+            last.copy_(edit.apply(last.clone(), Rows(rows, torch.tensor([length - 1]))))
+            return tensor
+
+        return apply
+
+    with torch.no_grad():
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[(e.site, hook(e)) for e in variant.edits])
+    return logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("phase", range(4))
+@pytest.mark.parametrize("at", ["final", "all"])
+@pytest.mark.parametrize("kind", [k for k in UNIT_KINDS if k != "gate_offset"])
+def test_every_unit_equals_a_plain_pass_at_every_query_phase(model, kind, at, phase):
+    prompts = TASK.sample(8, seed=0, query_phase=phase, query_stride=4)
+    found = units(model, kind, prompts)
+    sample_task = _AtPhase(phase)
+    value_at = None
+    if found[0].replaced:
+        names = [name for one in found for name in one.sites]
+        value_at = calibrate(
+            model, sample_task, prompts, names, replace="resample", at=at, stride=4, n=8, seed=0
+        ).at
+    variants = [Variant(one.label, one.edits(value_at)) for one in found]
+    scores = engine.run(model, prompts, variants, at=at, progress=False)
+    moved = 0.0
+    for row, variant in enumerate(variants, start=1):
+        expected = plainly(model, prompts, variant, at)
+        assert torch.allclose(scores["logprob"][row], expected, atol=1e-5), variant.label
+        moved = max(moved, float((scores["logprob"][row] - scores["logprob"][0]).abs().max()))
+    assert moved > 1e-4  # the comparison is not of nothing with nothing
+
+
+class _AtPhase:
+    """The task with its query at one phase, so that calibration prompts have the same length."""
+
+    modulus, d_vocab = TASK.modulus, TASK.d_vocab
+
+    def __init__(self, phase):
+        self.phase = phase
+
+    def sample(self, n, *, seed):
+        return TASK.sample(n, seed=seed, query_phase=self.phase, query_stride=4)
+
+    def describe(self):
+        return TASK.describe()
+
+
+def test_gate_offsets_everywhere_equal_plain_passes(model):
+    prompts = TASK.sample(8, seed=0)
+    variants = [Variant(one.label, one.edits(None)) for one in units(model, "gate_offset", prompts)]
+    scores = engine.run(model, prompts, variants, at="all", progress=False)
+    for row, variant in enumerate(variants, start=1):
+        assert torch.allclose(scores["logprob"][row], plainly(model, prompts, variant, "all"), atol=1e-5)
+
+
+def test_values_do_not_depend_on_batches_or_global_generators(model):
+    prompts = TASK.sample(12, seed=0)
+    small = knockout(model, TASK, n=12, n_calibration=8, replace="resample", memory=1, progress=False)
+    torch.manual_seed(99)
+    large = knockout(model, TASK, n=12, n_calibration=8, replace="resample", progress=False)
+    assert abs(small.logprob - large.logprob).max() < 1e-5
+    assert len(prompts) == 12
+
+
+def test_zero_is_zero_and_mean_over_one_prompt_is_nothing(model):
+    prompts = TASK.sample(4, seed=0).select(torch.tensor([1, 1, 1, 1]))
+
+    class Same:
+        modulus, d_vocab = TASK.modulus, TASK.d_vocab
+
+        def sample(self, n, *, seed):
+            return prompts
+
+        def describe(self):
+            return {}
+
+    found = units(model, "head", prompts)
+    names = [name for one in found for name in one.sites]
+    for at in ("final", "all"):
+        mean = calibrate(model, Same(), prompts, names, replace="mean", at=at, stride=4, n=4, seed=0)
+        scores = engine.run(model, prompts, [Variant(u.label, u.edits(mean.at)) for u in found], at=at)
+        assert torch.allclose(
+            scores["logprob"], scores["logprob"][:1].expand_as(scores["logprob"]), atol=1e-5
+        )
+
+
+def test_clean_into_clean_changes_nothing_and_the_whole_stream_gives_the_other_run(model):
+    base, source = TASK.sample_pairs(8, seed=0, kind="shift", shift=1)
+    clean = engine.run(model, base, progress=False)["logprob"][0]
+    other = engine.run(model, source, progress=False)["logprob"][0]
+    for pairs, expected in ((base, clean), (source, other)):
+        held = torch.nn.functional.embedding(pairs.tokens, model.W_E)
+        edit = Edit("blocks.0.hook_resid_pre", lambda t, rows, held=held: held[rows.prompt])
+        got = engine.run(model, base, [Variant("stream", (edit,))], at="all", progress=False)["logprob"][1]
+        assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_names_that_never_fire_raise(model):
+    edit = Edit("blocks.0.attn.indexer.hook_picks", lambda t, rows: t)
+    with pytest.raises(SiteError, match="never fires"):
+        engine.run(model, TASK.sample(4, seed=0), [Variant("x", (edit,))])
+    with pytest.raises(SiteError, match=r"0\.7"):
+        knockout(model, TASK, unit="head", only=["0.7"], n=4, progress=False)
+
+
+def test_kv_head_is_its_query_heads(model):
+    effects = knockout(model, TASK, n=8, n_calibration=8, replace="zero", progress=False)
+    assert effects.unit.values.tolist() == ["0.0", "0.1", "1.0", "1.1"]
+    prompts = TASK.sample(8, seed=0)
+
+    def silence(z, hook):
+        z = z.clone()
+        z[:, -1, 2:] = 0.0
+        return z
+
+    with torch.no_grad():
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[("blocks.1.attn.hook_z", silence)])
+    expected = logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
+    assert torch.allclose(
+        torch.from_numpy(effects.logprob.sel(unit="1.1").values).flatten(), expected, atol=1e-5
+    )
+
+
+def test_patching_the_same_phase_is_refused_and_whole_layers_move_toward_the_source(model):
+    with pytest.raises(Exception, match="shift=4"):
+        patch(model, TASK, shift=4, n=8)
+    result = patch(model, TASK, unit="head", n=8, progress=False)
+    assert result.effect_logprob.dims == ("unit", "phase")
+    assert result.sizes["unit"] == 8

@@ -1,0 +1,45 @@
+"""What the shipped models show, on prompts that were never used while developing (seeds ≥ 10000)."""
+
+import pytest
+
+import hooks
+from interp import knockout, phase_sweep, specialization
+from interp.tasks import RecallTask
+
+SEED = 10_000
+
+
+def measure(name, n_per_residue=24):
+    model = hooks.load(name)
+    task = RecallTask.for_model(model)
+    sweep = phase_sweep(model, task, n_per_residue=n_per_residue, seed=SEED, progress=False)
+    effects = knockout(model, task, n=n_per_residue * task.modulus, seed=SEED, progress=False)
+    return sweep, specialization(effects, seed=SEED)
+
+
+def test_heads_share_out_the_phases_and_none_takes_the_boundary():
+    sweep, served = measure("w8s8-4kv")
+    assert sweep.attrs["gap_pp"] >= 50
+    assert sweep.attrs["worst_phase"] == 7
+    assert sweep.attrs["period"] == 8
+    rows = [r for r in served.serves.values if r.any()]
+    assert len(rows) >= 3
+    assert all(r.sum() <= 3 for r in rows)
+    assert served.uncovered.values.tolist() == [False] * 7 + [True]
+
+
+def test_full_attention_has_no_phases():
+    sweep, served = measure("full-4kv")
+    assert sweep.attrs["stride"] == 8  # the declared placebo
+    assert sweep.attrs["gap_pp"] <= 3
+    assert sweep.attrs["period"] == 0
+    assert not (served.p_selective.values < 0.05).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", hooks.zoo())
+def test_the_period_is_the_stride_wherever_there_is_a_gap(name):
+    model = hooks.load(name)
+    sweep = phase_sweep(model, RecallTask.for_model(model), n_per_residue=48, seed=SEED, progress=False)
+    if sweep.attrs["gap_pp"] > sweep.attrs["null_gap_pp"] + 3:
+        assert sweep.attrs["period"] == sweep.attrs["stride"]
