@@ -19,7 +19,19 @@ from safetensors.torch import load_file, save_file
 from interp import cli, cli_run, cli_usage
 from interp.cli import app, main
 
-VERBS = ["explore", "figures", "gates", "knockout", "patch", "report", "results", "sweep", "train", "zoo"]
+VERBS = [
+    "audit",
+    "explore",
+    "figures",
+    "gates",
+    "knockout",
+    "patch",
+    "report",
+    "results",
+    "sweep",
+    "train",
+    "zoo",
+]
 
 
 def one_line(capsys) -> str:
