@@ -346,12 +346,11 @@ class Attention(nn.Module):
             )  # fmt: skip
         key = _as_read(past.entry_key, fresh.entry_key, shared.past[0], shared.key, shared.whole[0])
         tied = past.entry_key is past.entry_value and fresh.entry_key is fresh.entry_value
-        if tied:
-            value = key
-        else:
-            value = _as_read(
-                past.entry_value, fresh.entry_value, shared.past[1], shared.value, shared.whole[1]
-            )
+        value = (
+            key
+            if tied
+            else _as_read(past.entry_value, fresh.entry_value, shared.past[1], shared.value, shared.whole[1])
+        )
         return replace(state, entry_key=key, entry_value=value), shared
 
 

@@ -36,7 +36,8 @@ class Indexer(nn.Module):
 
     def __init__(self, cfg: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
-        assert layer.index_heads is not None and layer.index_dim is not None
+        assert layer.index_heads is not None
+        assert layer.index_dim is not None
         self.layer = layer
         heads, width = layer.index_heads, layer.index_dim
         self.scale = (heads * width) ** -0.5

@@ -134,7 +134,7 @@ def patch(
             stride=step,
             modulus=task.modulus,
             n_per_residue=blocks,
-        ),  # fmt: skip
+        ),
     )
 
 

@@ -385,10 +385,11 @@ class RecallTask:
         rank = layout.rank(window)
         others = np.delete(np.arange(self.n_records), rank)
         shown = rng.permutation(others)[: self.n_demonstrations]
-        if self.padding == "prefix":
-            starts = layout.prefix(rng, rank, window, targets)
-        else:
-            starts = layout.in_sequence(rng, rank, targets)
+        starts = (
+            layout.prefix(rng, rank, window, targets)
+            if self.padding == "prefix"
+            else layout.in_sequence(rng, rank, targets)
+        )
         context = layout.write(np.stack([keys, values], 1), starts, filler)
         demonstrations = np.stack([np.full_like(shown, self.marker), keys[shown], values[shown]], 1).reshape(
             -1

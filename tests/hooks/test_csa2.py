@@ -141,7 +141,7 @@ def test_a_patched_read_is_kept_by_the_cache_of_that_layer_alone(mix, layer):
         cache = model.start_cache(2)
         parts = [model(ids[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 13))]
         assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
-    other = next(i for i in range(1, 4) if i != layer and model.cfg.layer(i).role == "reuse" or i == 2)
+    other = next(i for i in range(1, 4) if (i != layer and model.cfg.layer(i).role == "reuse") or i == 2)
     owner = cache.layers[0]
     assert owner.stored_key is not None
     assert torch.allclose(cache.layers[layer].entry_key, owner.stored_key * 0.5)

@@ -14,6 +14,12 @@ EVERY = [
 ]
 
 
+COMPARED = (
+    "attn.hook_rot_k", "attn.hook_entry_k", "attn.hook_entry_v", "attn.hook_pattern", "attn.hook_z",
+    "compressor.key.hook_gate", "indexer.hook_key", "indexer.hook_scores", "indexer.hook_pool", "indexer.hook_picks",
+)  # fmt: skip
+
+
 def close(got, expected, tolerance=1e-10):
     assert got.shape == expected.shape
     same = got == expected  # equal infinities
@@ -23,10 +29,10 @@ def close(got, expected, tolerance=1e-10):
 @pytest.mark.parametrize(("mix", "stored"), EVERY)
 def test_equals_the_pass_written_out_token_by_token(mix, stored):
     model = build(small(mix, stored=stored))
-    ids = tokens(2, 13)
+    ids = tokens(2, 9 if stored else 11)
     with torch.no_grad():
         logits, seen = model.run_with_cache(ids, lambda name: name.endswith(("hook_picks", "hook_pool")))
-    for row in range(2):
+    for row in range(1 if stored else 2):
         expected = brute_force(model, ids[row])
         close(logits[row], expected["logits"])
         for kind, wanted in (("picks", expected["picks"]), ("pool", expected["pools"])):
@@ -40,12 +46,13 @@ def test_equals_the_pass_written_out_token_by_token(mix, stored):
 def test_no_split_changes_anything(mix, stored):
     """Identity 1: two calls at every cut, and token by token; logits, entries, picks and hook values."""
     model = build(small(mix, stored=stored))
-    names = [name for name in model.site_names() if not name.endswith("hook_result")]  # hook_z says it all
+    names = [name for name in model.site_names() if name.endswith(COMPARED)]
     length = 3 * max(model.cfg.strides) + 1
     ids = tokens(1, length, seed=3)
     with torch.no_grad():
         logits, whole = model.run_with_cache(ids, names)
-        cuts = [[cut] for cut in range(1, length)] + [list(range(1, length))]
+        two_calls = range(1, length) if not stored else (1, length // 2)
+        cuts = [*([cut] for cut in two_calls), list(range(1, length))]
         for number, cut in enumerate(cuts):
             cache, parts = model.start_cache(1, rewind=number % 2 == 0), []
             for a, b in zip([0, *cut], [*cut, length], strict=True):
@@ -198,7 +205,7 @@ def test_a_token_reaches_exactly_its_entries(mix):
         x = torch.randn(
             1, 12, model.cfg.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
         )
-        for j in (0, 4, 7):
+        for j in (0, 7):
             changed = x.clone()
             changed[0, j] += 1.0
             runs = []
