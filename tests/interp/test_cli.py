@@ -191,7 +191,9 @@ def test_the_modules_say_what_they_export():
 @pytest.fixture(scope="module")
 def saved_model(tmp_path_factory):
     """A folder with an untrained tiny model."""
-    from hooks import CompressedTransformer, preset, save
+    from hooks.checkpoint import save
+    from hooks.config import preset
+    from hooks.transformer import CompressedTransformer
 
     model = CompressedTransformer(preset("tiny"))
     model.name = "untrained"

@@ -31,7 +31,7 @@ def test_heads_share_out_the_phases_and_none_takes_the_boundary():
 def test_full_attention_has_no_phases():
     sweep, served = measure("full-4kv")
     assert sweep.attrs["stride"] == 8  # the declared placebo
-    assert sweep.attrs["gap_pp"] <= 3
+    assert sweep.attrs["gap_pp"] <= max(3, sweep.attrs["null_gap_pp"] + 3)
     assert sweep.attrs["period"] == 0
     assert not (served.p_selective.values < 0.05).any()
 
