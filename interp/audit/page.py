@@ -43,10 +43,14 @@ def page(
     """
     tests = {name: dataset for name, dataset in found.items() if not name.endswith("_query")}
     parts = [f"<header><h1>{_text(title)}</h1>{_verdicts(tests)}</header>"]
+    overview = _beside(tests, beside or {})
+    if not beside:
+        parts.append(overview)  # several published models: all at a glance, then one by one
     for name, dataset in tests.items():
         section = _series if "p_8" in dataset else _section
-        parts.append(section(name, dataset, found.get(f"{name}_query"), len(tests) > 1))
-    parts.append(_beside(tests, beside or {}))
+        parts.append(section(name, dataset, found.get(f"{name}_query")))
+    if beside:
+        parts.append(overview)
     parts += [_files(files, notice), _provenance(tests)]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -77,7 +81,7 @@ def _title(name: str) -> str:
 # --------------------------------------------------------------------------- one test
 
 
-def _section(name: str, sweep: xr.Dataset, crossed: xr.Dataset | None, _: bool) -> str:
+def _section(name: str, sweep: xr.Dataset, crossed: xr.Dataset | None) -> str:
     a = sweep.attrs
     parts = [f'<section aria-label="{_text(_title(name))}"><h2>{_text(_title(name))}</h2>']
     parts.append(f"<p>{_text(_what(a))}</p>")
@@ -235,7 +239,7 @@ def _share(a: Mapping[str, float], key: str) -> str:
 # --------------------------------------------------------------------------- published series
 
 
-def _series(name: str, data: xr.Dataset, _crossed: xr.Dataset | None, _several: bool) -> str:
+def _series(name: str, data: xr.Dataset, _crossed: xr.Dataset | None) -> str:
     a = data.attrs
     x = [int(v) for v in data["length"].values]
     named = {"P(8)": "p_8", "P(32)": "p_32"}

@@ -231,7 +231,11 @@ def _scored(
 
 
 def _keep_unfinished(path: Path) -> None:
-    if path.exists() and not (path.parent / MANIFEST).exists():
+    if not path.exists() or (path.parent / MANIFEST).exists():
+        return
+    with path.open("rb") as stream:
+        begun = sum(1 for _ in stream) > 1  # the first line only says whose it is
+    if begun:
         raise StateError(
             f"{path} is the state of an unfinished audit: go on with --resume, delete it, or choose another "
             "folder with -o"

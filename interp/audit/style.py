@@ -30,7 +30,6 @@ figure{margin:1rem 0}
 figcaption,.small{color:var(--muted);font-size:.9rem;max-width:46rem}
 .chart{display:block;width:100%;max-width:46rem;height:auto}
 .chart text{fill:var(--ink);font-size:13px}
-@media (max-width:34rem){.chart.lines text{font-size:17px}.chart.rows text{font-size:14.5px}}
 .grid{stroke:var(--rule);stroke-width:1}
 .cycle{fill:var(--cycle)}.boundary{fill:var(--boundary)}
 .line{fill:none;stroke-width:1.8;stroke-linejoin:round}
@@ -60,5 +59,7 @@ tbody th{font-weight:500}
 .files a{overflow-wrap:anywhere}
 details{margin:.75rem 0}
 summary{cursor:pointer;color:var(--a)}
+@media (max-width:34rem){.chart.lines text{font-size:17px}.chart.rows text{font-size:14.5px}
+th,td{padding:.22rem .45rem}}
 @media print{body{font-size:11pt}details{display:block}}
 """

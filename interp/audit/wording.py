@@ -53,10 +53,11 @@ def verdict(sweep: xr.Dataset) -> str:
     """One sentence: is there a gap, or how large a gap would have been seen."""
     a = sweep.attrs
     if a["found"]:
+        by_residue = f", {number(a['gap_residue_pp'])} pp by residue" if "published" in a else ""
         return (
             f"accuracy depends on the target's phase: gap {number(a['gap_pp'])} pp "
             f"(95% {interval(a['gap_pp_low'], a['gap_pp_high'])}; {number(a['null_gap_pp'])} pp by chance, "
-            f"{p_value(a['gap_p'])}), worst phase {a['worst_phase']}, period {period_text(a)}"
+            f"{p_value(a['gap_p'])}){by_residue}, worst phase {a['worst_phase']}, period {period_text(a)}"
         )
     seen = a["detectable_gap_pp"]
     if not math.isfinite(seen):
