@@ -6,6 +6,8 @@ tests against every code point.
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
 from typing import Any
 
@@ -64,8 +66,13 @@ def small(mix: str, *, stored: bool = False, seed: int = 0, **changes: Any) -> M
     return ModelConfig(**fields)
 
 
-def build(cfg: ModelConfig, scale: float = 1.3) -> CompressedTransformer:
-    """Build in float64 with every weight random and large enough to matter."""
+def build(cfg: ModelConfig) -> CompressedTransformer:
+    """Build in float64 with every weight random and large enough to matter; a copy that may be changed."""
+    return copy.deepcopy(_built(cfg))
+
+
+@functools.cache
+def _built(cfg: ModelConfig) -> CompressedTransformer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = CompressedTransformer(cfg).double().eval()
@@ -76,7 +83,7 @@ def build(cfg: ModelConfig, scale: float = 1.3) -> CompressedTransformer:
             if name.endswith("weight"):
                 p.copy_(1 + 0.2 * values)
             elif "W_" in name and name != "W_E":
-                p.copy_(values * scale * (p.shape[1] if p.ndim > 2 else p.shape[0]) ** -0.5)
+                p.copy_(values * 1.3 * (p.shape[1] if p.ndim > 2 else p.shape[0]) ** -0.5)
             else:
                 p.copy_(values)
     return model

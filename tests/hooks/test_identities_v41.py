@@ -9,11 +9,12 @@ from hooks.config import ModelConfig
 from hooks.sites import site
 from tests.hooks.shared_models import MIXES, brute_force, build, small, tokens
 
+QUICK = ("encoder-decoder", "picks shared over a sliding layer")
 EVERY = [
-    pytest.param(mix, stored, id=f"{mix}{' stored' * stored}") for mix in MIXES for stored in (False, True)
-]
-
-
+    pytest.param(mix, stored, id=f"{mix}{' stored' * stored}",
+                 marks=[pytest.mark.slow] if stored and mix not in QUICK else [])
+    for mix in MIXES for stored in (False, True)
+]  # fmt: skip
 COMPARED = (
     "attn.hook_rot_k", "attn.hook_entry_k", "attn.hook_entry_v", "attn.hook_pattern", "attn.hook_z",
     "compressor.key.hook_gate", "indexer.hook_key", "indexer.hook_scores", "indexer.hook_pool", "indexer.hook_picks",
@@ -109,8 +110,7 @@ def test_exactly_the_positions_that_can_read_a_token_move(stride, roles):
             assert moved.nonzero().flatten().tolist() == sorted({j, *range(closes, 11)})
 
 
-@pytest.mark.parametrize("mix", [mix for mix in MIXES if "index_topk" in MIXES[mix]])
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(("mix", "stored"), [p for p in EVERY if "index_topk" in MIXES[p.values[0]]])
 def test_picking_as_many_as_are_visible_is_attending_all(mix, stored):
     """Identity 9, first half."""
     picking = build(small(mix, stored=stored, index_topk=13, index_pool=None))
