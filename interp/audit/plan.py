@@ -145,7 +145,7 @@ def _length(task: Any, query: int | None, stride: int) -> int:
 # --------------------------------------------------------------------------- stride and residues
 
 
-def audit_stride(subject: Subject, stride: int | None) -> tuple[int, bool, tuple[int, ...]]:
+def audit_stride(subject: Subject, stride: int | None) -> tuple[int, bool]:
     """Choose the stride phases are counted by.
 
     Parameters
@@ -161,8 +161,6 @@ def audit_stride(subject: Subject, stride: int | None) -> tuple[int, bool, tuple
         S.
     placebo : bool
         Whether nothing states it: the model says nothing of compression and the user gave none.
-    left_out : tuple of int
-        Strides of the model that do not divide S: each needs an audit of its own.
 
     Raises
     ------
@@ -172,13 +170,12 @@ def audit_stride(subject: Subject, stride: int | None) -> tuple[int, bool, tuple
     if stride is not None:
         if stride < 2:
             raise StatisticsError(f"stride={stride} has no phases; valid: 2 or more")
-        return stride, False, tuple(s for s in subject.strides if stride % s)
+        return stride, False
     if not subject.strides:
-        return PLACEBO_STRIDE, True, ()
+        return PLACEBO_STRIDE, True
     modulus = common_residue_modulus(subject.strides)
     together = [s for s in subject.strides if modulus % s == 0] or [subject.strides[0]]
-    chosen = math.lcm(*together)
-    return chosen, False, tuple(s for s in subject.strides if chosen % s)
+    return math.lcm(*together), False
 
 
 def audit_modulus(stride: int) -> int:
@@ -233,7 +230,7 @@ def make_plans(
         if test == "recall":
             task, chosen, placebo = _recall(subject, stride)
         else:
-            chosen, placebo, _ = audit_stride(subject, stride)
+            chosen, placebo = audit_stride(subject, stride)
             task = _text_task(test, subject, audit_modulus(chosen), position, chat, context, records)
         queries = _queries(_length(task, None, chosen), chosen, query_phases)
         plan = Plan(

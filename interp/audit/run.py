@@ -17,7 +17,7 @@ from interp.audit.answers import export_prompts, read_answers
 from interp.audit.assemble import assemble
 from interp.audit.measure import score
 from interp.audit.page import page
-from interp.audit.plan import Plan, Position, audit_stride, make_plans
+from interp.audit.plan import Plan, Position, make_plans
 from interp.audit.published import from_published, load_table
 from interp.audit.state import State, StateError
 from interp.audit.subject import Subject, open_subject
@@ -125,13 +125,12 @@ def audit(
     else:
         scores = _scored(subject, plans, folder, resume=resume, memory=memory, progress=progress)
         attrs = _provenance(subject)
-    left = audit_stride(subject, stride)[2]
-    if left:
-        attrs["strides_left_out"] = list(left)
     found: dict[str, xr.Dataset] = {}
     for plan in plans:
         rows = {q: [scores[plan.row_id(q, i)] for i in range(plan.rows(q))] for q in plan.queries}
-        found |= assemble(plan, rows, attrs=attrs, n_tests=len(plans))
+        left = [s for s in subject.strides if plan.stride % s]
+        known = attrs | ({"strides_left_out": left} if left else {})
+        found |= assemble(plan, rows, attrs=known, n_tests=len(plans))
     if folder is not None:
         write(found, folder, title=f"Phase audit of {subject.name}", formats=formats)
     return found

@@ -13,6 +13,7 @@ import xarray as xr
 from rich.console import Console
 
 import interp
+from hooks import ChunkGeometry
 from hooks.errors import CheckpointError, PhaselensError, StatisticsError, TaskError
 from interp.audit import audit, export, measure
 from interp.audit.page import page
@@ -21,7 +22,7 @@ from interp.audit.state import Score, State, StateError
 from interp.audit.subject import Subject, open_subject
 from interp.audit.summary import show
 from interp.results import equal, load
-from tests.interp.audit_models import Finder, find, save, tokenizer
+from tests.interp.audit_models import Finder, Sizes, find, save, tokenizer
 
 QUICK = {
     "tokenizer": tokenizer(), "tests": ["needle"], "context": 200, "records": 8, "n_per_residue": 10,
@@ -112,9 +113,16 @@ def test_a_flat_model_is_told_what_would_have_been_seen():
 
 
 def test_a_larger_stride_is_named_when_left_out():
-    subject = Subject("m", "deepseek_v4", (4, 128), tokenizer(), None, None, lambda: Finder(never))
-    assert audit_stride(subject, None) == (4, False, (128,))
-    assert audit_stride(subject, 128) == (128, False, ())
+    class Two(Finder):
+        cfg = property(lambda self: Sizes(len(tokenizer().tokenizer), n_layers=2), lambda self, value: None)
+
+        def geometry(self, layer):
+            return ChunkGeometry(*((4, 4), (128, 128))[layer])
+
+    found = audit(Two(never), **QUICK | {"n_per_residue": 2, "query_phases": [0]})
+    assert found["needle"].attrs["stride"] == 4
+    assert found["needle"].attrs["strides_left_out"] == [128]
+    assert "also has stride 128" in " ".join(_printed(found).split())
 
 
 def _printed(found):
@@ -144,11 +152,12 @@ def test_residues_hold_whole_cycles_and_a_placebo_where_one_fits(stride, modulus
 
 @pytest.mark.parametrize(
     ("strides", "expected"),
-    [((), (8, True, ())), ((4,), (4, False, ())), ((4, 16), (16, False, ())), ((2,), (2, False, ()))],
+    [((), (8, True)), ((4,), (4, False)), ((4, 16), (16, False)), ((2,), (2, False)), ((4, 128), (4, False))],
 )
 def test_the_stride_comes_from_the_model(strides, expected):
     subject = Subject("m", "x", strides, tokenizer(), None, None, lambda: Finder(never))
     assert audit_stride(subject, None) == expected
+    assert audit_stride(subject, 128) == (128, False)
 
 
 def _plans(**changes):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from interp import report
+from interp import report, results
 from interp.cli import main
 from tests.interp.audit_models import save
 
@@ -117,3 +122,22 @@ def test_a_folder_that_cannot_be_written_is_found_first(llama, tmp_path, capsys)
 def test_the_json_option_of_an_export(llama, tmp_path, capsys):
     assert main(["audit", str(llama), "--export", str(tmp_path / "p.jsonl"), "--json", *ONE]) == 0
     assert json.loads(capsys.readouterr().out)["prompts"] == 24
+
+
+@pytest.mark.slow
+def test_a_run_killed_by_the_system_goes_on(llama, tmp_path, capsys):
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    options = ["--context", "200", "--records", "8", "--n-per-residue", "24", "--seed", "1"]
+    code = "import sys; from interp.cli import main; sys.exit(main(['audit', *sys.argv[1:]]))"
+    command = [sys.executable, "-c", code, str(llama), "-o", str(out), *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        state = out / "state.jsonl"
+        while run.poll() is None and not (state.exists() and state.stat().st_size > 10_000):
+            time.sleep(0.02)
+        os.kill(run.pid, signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    assert sorted(p.name for p in out.iterdir()) == ["state.jsonl"]
+    assert main(["audit", str(llama), "-o", str(out), "--resume", *options]) == 0
+    assert main(["audit", str(llama), "-o", str(whole), *options]) == 0
+    for name in ("needle", "needle_query", "completion", "completion_query"):
+        assert results.equal(results.load(out / f"{name}.nc"), results.load(whole / f"{name}.nc"))
