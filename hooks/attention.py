@@ -6,6 +6,7 @@ head H = G·P (P query heads a KV head), d_head D, entry E.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -383,8 +384,8 @@ def _as_read(
     whole: Tensor | None,
 ) -> Tensor | None:
     """All entries as a layer reads them: the owner's own tensor as long as no hook changed any."""
-    unread = whole is not None and past is stored_past and fresh is not None
-    if unread and (fresh is stored or torch.equal(fresh, stored)):
+    same = fresh is not None and (fresh is stored or (whole is not None and torch.equal(fresh, stored)))
+    if same and whole is not None and past is stored_past:
         return whole
     return _extend(past, fresh)
 
@@ -399,9 +400,15 @@ def _masked(segments: list[Segment], picked: Tensor) -> list[Segment]:
     return masked
 
 
-def _spans(old_key, old_value, new_key, new_value, boundary: int, end: int):
+def _spans(
+    old_key: Tensor | None,
+    old_value: Tensor | None,
+    new_key: Tensor | None,
+    new_value: Tensor | None,
+    boundary: int,
+    end: int,
+) -> Iterator[tuple[Tensor, Tensor, int, int]]:
     """Past and present tensors with the absolute range each covers."""
-    if old_key is not None and old_key.shape[1]:
-        yield old_key, old_value, boundary - old_key.shape[1], boundary
-    if new_key is not None and new_key.shape[1]:
-        yield new_key, new_value, boundary, end
+    for key, value, stop in ((old_key, old_value, boundary), (new_key, new_value, end)):
+        if key is not None and value is not None and key.shape[1]:
+            yield key, value, stop - key.shape[1], stop

@@ -297,7 +297,8 @@ class ModelConfig:
         missing = [name for name in required if name not in values]
         if missing:
             raise ConfigError(f"configuration key {missing[0]!r} is missing; required: {', '.join(required)}")
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**given)
 
 
 _WHOLE_MODEL = (

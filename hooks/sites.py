@@ -139,16 +139,17 @@ def check_names(names: Iterable[str], valid: Sequence[str]) -> None:
         if name in known:
             continue
         match = _BLOCK.fullmatch(name)
-        same_layer = [v for v in valid if match and v.startswith(f"blocks.{match[1]}.")]
+        layer = match[1] if match else ""
+        same_layer = [v for v in valid if match and v.startswith(f"blocks.{layer}.")]
         owner = _owning(name, known)
         if owner is not None:
             raise SiteError(
-                f"{name!r} never fires in this model: layer {match[1] if match else '?'} reads what layer {owner[0]} owns; hook "
+                f"{name!r} never fires in this model: layer {layer} reads what layer {owner[0]} owns; hook "
                 f"{owner[1]!r}, or what this layer reads: "
                 f"{', '.join(v for v in same_layer if 'attn.hook_entry' in v)}"
             )
         raise SiteError(
-            f"{name!r} never fires in this model" + (f" (layer {match[1]} lacks it)" if same_layer else "")
+            f"{name!r} never fires in this model" + (f" (layer {layer} lacks it)" if same_layer else "")
             + f"; {did_you_mean(name, same_layer or valid, 30)}"
         )  # fmt: skip
 

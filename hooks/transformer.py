@@ -79,11 +79,11 @@ class Block(nn.Module):
                     "cache that saw them"
                 )
             x = self.engram(x, grams)
-        out, state, shared = self.attn(self.ln1(x), state, shared=shared, rewind=rewind, queries=queries)
+        out, after, shared = self.attn(self.ln1(x), state, shared=shared, rewind=rewind, queries=queries)
         x = self.hook_resid_mid((x if queries is None else x[:, -queries:]) + self.hook_attn_out(out))
         if hasattr(self, "mlp"):
             x = x + self.hook_mlp_out(self.mlp(self.ln2(x)))
-        return self.hook_resid_post(x), state, shared
+        return self.hook_resid_post(x), after, shared
 
 
 class CompressedTransformer(StrictHooks):
@@ -164,19 +164,22 @@ class CompressedTransformer(StrictHooks):
             None without an indexer, or if the last pass saw no entry or was not in training mode.
         """
         losses = []
-        for block in self.blocks:
-            parts = block.attn.imitation
-            if parts:
-                total, count = (torch.stack(part).sum() for part in zip(*parts, strict=True))
+        for attention in self._attentions():
+            if attention.imitation:
+                total = torch.stack([part for part, _ in attention.imitation]).sum()
+                count = torch.stack([part for _, part in attention.imitation]).sum()
                 losses.append(total / count.clamp_min(1))
         return torch.stack(losses).mean() if losses else None
 
     def train(self, mode: bool = True) -> CompressedTransformer:
         """Set training mode; leaving it drops what :meth:`auxiliary_loss` would return."""
         if not mode:
-            for block in self.blocks:
-                block.attn.imitation = []
+            for attention in self._attentions():
+                attention.imitation = []
         return super().train(mode)
+
+    def _attentions(self) -> list[Attention]:
+        return [module for module in self.modules() if isinstance(module, Attention)]
 
     # ------------------------------------------------------------------ running it
 
