@@ -382,6 +382,14 @@ def test_full_size_configurations_give_the_published_caches(name, size):
     assert from_config(cfg, name=name) == cache_spec(name)
 
 
+def test_what_an_eighth_of_the_cache_could_mean():
+    """The ratios that docs/scope.md states beside the press's unsourced "1/8"."""
+    flash, v41 = cache_spec("deepseek-v4-flash"), cache_spec("deepseek-v4.1-flash")
+    assert round(bytes_per_token(flash) / bytes_per_token(v41), 1) == 3.9
+    in_bf16 = 2 * (21 * (512 + 128) / 4 + 20 * 512 / 128)
+    assert (in_bf16, round(in_bf16 / bytes_per_token(v41), 1)) == (6880, 7.7)
+
+
 def test_small_models_count_their_caches():
     def model_bytes(**changes) -> float:
         return build(small("encoder-decoder", **changes)).cache_bytes_per_token()
