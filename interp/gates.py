@@ -94,8 +94,9 @@ def gate_profile(
             sums[name].add(gate)
     found = {sites[name]: one for name, one in sums.items()}
     attrs = results.provenance(
-        model, task, seed, stride=step, modulus=task.modulus, n_per_residue=len(prompts) // task.modulus
-    )
+        model, task, seed, stride=step, modulus=task.modulus, n_per_residue=len(prompts) // task.modulus,
+        window=max(layers[layer].window for layer, _ in sites.values()),
+    )  # fmt: skip
     return _dataset(layers, found, step, attrs)
 
 

@@ -15,7 +15,7 @@ from interp.phases import by_phase, fold, measured_stride, sample_blocks
 from interp.replacement import Replace, calibrate
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
-from interp.units import Unit, select_units, units
+from interp.units import Unit, select_units, union, units
 
 __all__ = ["effects", "knockout"]
 
@@ -33,6 +33,7 @@ def knockout(
     n: int | None = None,
     seed: int = 0,
     only: Sequence[str] | None = None,
+    sets: Sequence[Sequence[str]] | None = None,
     stride: int | None = None,
     n_calibration: int | None = None,
     memory: int = engine.MEMORY,
@@ -59,6 +60,8 @@ def knockout(
         Of the prompts; calibration prompts use (seed, "calibration").
     only : sequence of str, optional
         Labels of the units to knock out; all if left out.
+    sets : sequence of sequences of str, optional
+        Sets of labels instead: all units of a set are knocked out at once, under the label "0.1+1.0".
     stride : int, optional
         Phases are counted by it; the model's own if left out.
     n_calibration : int, optional
@@ -85,6 +88,8 @@ def knockout(
     step = measured_stride(model, task, stride)
     prompts = sample_blocks(task, n or DEFAULT_PER_RESIDUE * task.modulus, seed)
     chosen = select_units(units(model, unit, prompts), only)
+    if sets is not None:
+        chosen = [union(select_units(chosen, labels)) for labels in sets]
     names = [name for one in chosen if one.replaced for name in one.sites]
     value_at = None
     if names:

@@ -15,7 +15,7 @@ from interp.engine import Edit, Rows
 from interp.replacement import ValueAt
 from interp.tasks.prompts import Prompts
 
-__all__ = ["UNIT_KINDS", "Unit", "UnitKind", "select_units", "units"]
+__all__ = ["UNIT_KINDS", "Unit", "UnitKind", "select_units", "union", "units"]
 
 UnitKind = Literal[
     "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "gate_offset"
@@ -103,6 +103,34 @@ def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Un
                 f"unit {label!r} does not exist in this model; {did_you_mean(label, by_label, 40)}"
             )
     return [by_label[label] for label in labels]
+
+
+def union(chosen: Sequence[Unit]) -> Unit:
+    """Make one unit of several, all edited at once; its layer and head are −1 unless they share them.
+
+    Raises
+    ------
+    SiteError
+        For an empty set.
+    """
+    if not chosen:
+        raise SiteError("an empty set of units was given; a set holds one label or more")
+    layers, heads = ({getattr(one, name) for one in chosen} for name in ("layer", "head"))
+
+    def edit(name: str, tensor: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+        for one in chosen:
+            if name in one.sites:
+                tensor = one.edit(name, tensor, rows, value_at)
+        return tensor
+
+    return Unit(
+        label="+".join(one.label for one in chosen),
+        layer=layers.pop() if len(layers) == 1 else -1,
+        head=heads.pop() if len(heads) == 1 and len(chosen) == 1 else -1,
+        sites=tuple(dict.fromkeys(name for one in chosen for name in one.sites)),
+        replaced=any(one.replaced for one in chosen),
+        edit=edit,
+    )
 
 
 def _heads(label: str, layer: int, head: int, chosen: slice) -> Unit:

@@ -1,0 +1,323 @@
+"""Changing gates on purpose: cycling them, and forcing them to one part of what they do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from hooks.errors import PhaselensError, SiteError
+from hooks.sites import HookedModel
+from interp import engine, results, stats
+from interp.gates import cycle_gates
+from interp.knockout import knockout
+from interp.phases import measured_stride, sample_blocks
+from interp.rng import derive_seed
+from interp.specialization import specialization
+from interp.sweep import phase_sweep
+from interp.tasks.prompts import Task
+from interp.tasks.recall import RecallTask
+
+__all__ = ["FORCED", "cycling", "forced_gates", "gate_parts", "r_squared"]
+
+FORCED = ("static", "deviation", "uniform")
+"""Parts a gate can be forced to, beside a single offset."""
+MEAN_BLOCKS = 4
+
+
+def r_squared(observed: np.ndarray, predicted: np.ndarray) -> float:
+    """1 − SS_res/SS_tot, which may be negative; NaN (undefined) where the observed values have no spread.
+
+    `predicted` is taken as it is: nothing is fitted.
+    """
+    total = float(((observed - observed.mean()) ** 2).sum())
+    return 1 - float(((observed - predicted) ** 2).sum()) / total if total > 1e-12 else float("nan")
+
+
+def cycling(
+    model: Any,
+    task: Task | None = None,
+    *,
+    shifts: Sequence[int] = (1, -1),
+    n_per_residue: int = 64,
+    seed: int = 0,
+    n_resamples: int = 1000,
+    memory: int = engine.MEMORY,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Cycle all gates by δ offsets and compare accuracy by phase with A_δ(r) = A_0((r − δ) mod S).
+
+    Parameters
+    ----------
+    model : CompressedTransformer
+        With W = S, see :func:`hooks.cycling.cycle_gates`.
+    task : Task, optional
+        :meth:`RecallTask.for_model` if left out.
+    shifts : sequence of int
+        δ.
+    n_per_residue, seed, memory, progress
+        As in :func:`interp.sweep.phase_sweep`; all models answer the same prompts.
+    n_resamples : int
+        Resamples of prompt_ids behind the intervals.
+
+    Returns
+    -------
+    Dataset
+        ``accuracy (phase)`` of the model as it is; ``observed predicted (shift, phase)``, ``observed_low
+        observed_high`` (BCa); ``correct (shift, prompt, residue)`` and ``clean_correct (prompt, residue)``;
+        ``r2 (shift)`` over all ``n`` = S phases and ``r2_inner (shift)`` over the ``n_inner`` = S − 1 without
+        the boundary phase, which no gate can make strong: 1 − SS_res/SS_tot with nothing fitted, each with a
+        percentile bootstrap interval over prompt_ids.
+
+    Raises
+    ------
+    SiteError
+        If windows overlap or gates are not learned.
+    """
+    task = task or RecallTask.for_model(model)
+    step = measured_stride(model, task)
+    options: dict[str, Any] = dict(n_per_residue=n_per_residue, seed=seed, memory=memory, progress=progress)
+    moved = [cycle_gates(model, shift) for shift in shifts]  # refuses before anything runs
+    clean = phase_sweep(model, task, **options)
+    swept = [phase_sweep(one, task, **options) for one in moved]
+    before = stats.phase_means(clean["correct"].values, step)  # [prompt, phase]
+    after = np.stack([stats.phase_means(s["correct"].values, step) for s in swept])
+    inner = np.arange(step) != step - 1
+    data: dict[str, Any] = {
+        "accuracy": ("phase", before.mean(0)),
+        "observed": (("shift", "phase"), after.mean(1)),
+        "predicted": (("shift", "phase"), np.stack([np.roll(before.mean(0), shift) for shift in shifts])),
+        "observed_low": (("shift", "phase"), np.stack([s["accuracy_low"].values for s in swept])),
+        "observed_high": (("shift", "phase"), np.stack([s["accuracy_high"].values for s in swept])),
+        "correct": (("shift", "prompt", "residue"), np.stack([s["correct"].values for s in swept])),
+        "clean_correct": (("prompt", "residue"), clean["correct"].values),
+    }
+    rng = np.random.default_rng(derive_seed(seed, "cycling"))
+    drawn = rng.integers(len(before), size=(n_resamples, len(before)))
+    for name, phases in (("r2", np.full(step, True)), ("r2_inner", inner)):
+        value, low, high = zip(
+            *(_r2(before, after[i], shift, phases, drawn) for i, shift in enumerate(shifts)), strict=True
+        )
+        data |= {name: ("shift", list(value)), f"{name}_low": ("shift", list(low))}
+        data[f"{name}_high"] = ("shift", list(high))
+    return xr.Dataset(
+        data,
+        coords={
+            "shift": list(shifts), "phase": np.arange(step), "prompt": np.arange(len(before)),
+            "residue": np.arange(task.modulus),
+        },
+        attrs=results.provenance(
+            model, task, seed, stride=step, modulus=task.modulus, n_per_residue=n_per_residue, n=step,
+            n_inner=step - 1, boundary_phase=step - 1,
+        ),
+    )  # fmt: skip
+
+
+def _r2(
+    before: np.ndarray, after: np.ndarray, shift: int, phases: np.ndarray, drawn: np.ndarray
+) -> tuple[float, float, float]:
+    """R² over chosen phases, with its interval over resampled prompts; NaN bounds below the minimum n."""
+
+    def of(rows: Any) -> float:
+        return r_squared(after[rows].mean(0)[phases], np.roll(before[rows].mean(0), shift)[phases])
+
+    if len(before) < stats.MIN_BOOTSTRAP_PROMPTS:
+        return of(slice(None)), float("nan"), float("nan")
+    values = np.array([of(rows) for rows in drawn])
+    values = values[np.isfinite(values)]
+    low, high = np.quantile(values, [0.025, 0.975]) if len(values) else (np.nan, np.nan)
+    return of(slice(None)), float(low), float(high)
+
+
+# ---- forcing -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def forced_gates(
+    model: HookedModel,
+    to: str | int,
+    task: Task | None = None,
+    *,
+    seed: int = 0,
+    n: int | None = None,
+    memory: int = engine.MEMORY,
+    progress: bool | None = None,
+) -> Iterator[HookedModel]:
+    """Context in which every key and value gate of a model is forced; any measurement runs inside.
+
+    Parameters
+    ----------
+    model : HookedModel
+        With at least one chunked layer.
+    to : "static", "deviation", "uniform" or int
+        E[α], the gate's own mean over calibration windows; what is left when that mean is divided out,
+        α/E[α] normalised, so that only the window's own deviation acts; 1/W; or one offset alone.
+    task : Task, optional
+        Of the calibration prompts, seeded by (seed, "gate mean").
+    seed, n, memory, progress
+        As elsewhere; 4 blocks of R if `n` is left out.
+
+    Raises
+    ------
+    SiteError
+        If the model has no gates, or no such offset.
+    PhaselensError
+        For another word.
+
+    Notes
+    -----
+    Clipped slots stay 0 and the rest is renormalised; a window whose only offset is clipped stays as it is.
+    """
+    names = [
+        name for name in model.site_names() if ".attn.compressor." in name and name.endswith("hook_gate")
+    ]
+    if not names:
+        raise SiteError(f"model {model.name!r} has no gates: none of its layers is chunked")
+    if isinstance(to, str) and to not in FORCED:
+        raise PhaselensError(f"to={to!r}; valid: {', '.join(FORCED)} or an offset")
+    mean: dict[str, Tensor] = {}
+    if to in ("static", "deviation"):
+        task = task or RecallTask.for_model(model)
+        mean = _mean_gates(model, task, names, n, seed, memory, progress)
+    hooks = [(name, _forcing(model, name, to, mean.get(name))) for name in names]
+    with model.hooks(fwd_hooks=hooks):
+        yield model
+
+
+def _mean_gates(
+    model: HookedModel, task: Task, names: list[str], n: int | None, seed: int, memory: int,
+    progress: bool | None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """E[α] [offset, kv_head, channel] over windows without clipped slots."""
+    prompts = sample_blocks(task, n or MEAN_BLOCKS * task.modulus, derive_seed(seed, "gate mean"))
+    total: dict[str, Tensor] = {}
+    count: dict[str, int] = dict.fromkeys(names, 0)
+    for _, kept in engine.activations(model, prompts, names, at="all", memory=memory, progress=progress):
+        for name, gate in kept.items():
+            geometry = model.geometry(int(name.split(".")[1]))
+            assert geometry is not None
+            whole = gate[:, -(-(geometry.window - geometry.stride) // geometry.stride) :].double()
+            total[name] = total.get(name, torch.zeros(())).to(whole.device) + whole.sum((0, 1))
+            count[name] += whole.shape[0] * whole.shape[1]
+    if min(count.values()) == 0:
+        raise SiteError("the prompts are too short: no window of some layer closes without clipped slots")
+    return {name: total[name] / count[name] for name in names}
+
+
+def _forcing(model: HookedModel, name: str, to: str | int, mean: Tensor | None) -> Callable[..., Tensor]:
+    geometry = model.geometry(int(name.split(".")[1]))
+    assert geometry is not None
+    if not isinstance(to, str) and not 0 <= to < geometry.window:
+        raise SiteError(f"offset {to} does not exist in {name}; valid: 0 to {geometry.window - 1}")
+
+    def force(gate: Tensor, hook: object) -> Tensor:
+        open_slot = gate > 0
+        if to == "uniform":
+            wanted = torch.ones_like(gate)
+        elif to == "static" and mean is not None:
+            wanted = mean.to(gate).expand_as(gate)
+        elif to == "deviation" and mean is not None:
+            wanted = gate / mean.to(gate).clamp_min(torch.finfo(gate.dtype).tiny)
+        else:
+            wanted = torch.zeros_like(gate)
+            wanted[:, :, to] = 1
+        wanted = wanted * open_slot if to != "static" else torch.where(open_slot, wanted, 0 * wanted)
+        mass = wanted.sum(2, keepdim=True)
+        return torch.where(mass > 0, wanted / mass.clamp_min(torch.finfo(gate.dtype).tiny), gate)
+
+    return force
+
+
+def gate_parts(
+    model: HookedModel,
+    task: Task | None = None,
+    *,
+    to: Sequence[str | int] = FORCED,
+    unit: str = "kv_head",
+    n: int | None = None,
+    seed: int = 0,
+    memory: int = engine.MEMORY,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Knock units out under forced gates: which part of a gate carries the phases a head serves.
+
+    Parameters
+    ----------
+    model, task, unit, n, seed, memory, progress
+        As in :func:`interp.knockout.knockout`.
+    to : sequence
+        See :func:`forced_gates`; the gates as they are come first as "intact".
+
+    Returns
+    -------
+    Dataset
+        By ``gates``: ``accuracy (gates, phase)`` with BCa interval, ``effect loss serves p_effect (gates,
+        unit, phase)``, and ``similarity (gates, unit)``: correlation over phases of a unit's mean change of
+        log-probability with that under intact gates, with interval ``similarity_low similarity_high`` over
+        prompt_ids; NaN for units that serve no phase when intact.
+    """
+    task = task or RecallTask.for_model(model)
+    step = measured_stride(model, task)
+    found: list[xr.Dataset] = []
+    for each in ("intact", *to):
+        inside: Any = contextlib.nullcontext(model)
+        if each != "intact":
+            inside = forced_gates(model, each, task, seed=seed, memory=memory, progress=progress)
+        with inside:
+            found.append(knockout(model, task, unit=unit, n=n, seed=seed, memory=memory, progress=progress))
+    served = [specialization(one, seed=seed) for one in found]
+    change = np.stack(
+        [stats.phase_means(one["logprob"].values - one["clean_logprob"].values, step) for one in found]
+    )
+    specialised = served[0]["serves"].values.any(axis=1)
+    similar = [_similarity(change[0], each, specialised, seed) for each in change]
+    bounds = [stats.phase_intervals(one["clean_correct"].values, step, seed=seed) for one in found]
+    cells, attrs = ("gates", "unit", "phase"), dict(found[0].attrs)
+    return xr.Dataset(
+        {
+            "accuracy": (("gates", "phase"), np.stack([one["clean_accuracy"].values for one in found])),
+            "accuracy_low": (("gates", "phase"), np.stack([low for low, _ in bounds])),
+            "accuracy_high": (("gates", "phase"), np.stack([high for _, high in bounds])),
+            "effect_pp": (cells, np.stack([one["effect_pp"].values for one in found])),
+            **{
+                v: (cells, np.stack([one[v].values for one in served]))
+                for v in ("loss", "serves", "p_effect")
+            },
+            "change": (cells, change.mean(axis=2)),
+            **{
+                f"similarity{end}": (("gates", "unit"), np.stack([one[i] for one in similar]))
+                for i, end in enumerate(("", "_low", "_high"))
+            },
+        },
+        coords={
+            "gates": [str(each) if isinstance(each, str) else f"offset {each}" for each in ("intact", *to)],
+            **{name: found[0].coords[name] for name in ("unit", "layer", "head", "phase")},
+        },
+        attrs=attrs,
+    )
+
+
+def _similarity(
+    intact: np.ndarray, forced: np.ndarray, specialised: np.ndarray, seed: int, n_resamples: int = 500
+) -> np.ndarray:
+    """Correlation over phases of two [unit, prompt, phase] changes: value, low, high by unit."""
+    rng = np.random.default_rng(derive_seed(seed, "similarity"))
+    prompts = intact.shape[1]
+
+    def correlate(rows: Any) -> np.ndarray:
+        a, b = (x[:, rows].mean(1) - x[:, rows].mean((1, 2))[:, None] for x in (intact, forced))
+        norm = np.sqrt((a**2).sum(1) * (b**2).sum(1))
+        return np.divide((a * b).sum(1), norm, out=np.full(len(a), np.nan), where=norm > 1e-12)
+
+    value = correlate(slice(None))
+    bounds = np.full((2, len(value)), np.nan)
+    if prompts >= stats.MIN_BOOTSTRAP_PROMPTS:
+        drawn = np.stack([correlate(rng.integers(prompts, size=prompts)) for _ in range(n_resamples)])
+        with np.errstate(all="ignore"):
+            bounds = np.quantile(np.nan_to_num(drawn), [0.025, 0.975], axis=0)
+    return np.where(specialised, np.stack([value, *bounds]), np.nan)

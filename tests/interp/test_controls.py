@@ -1,0 +1,76 @@
+"""Statistics of changes, and the controls that a phase effect must exceed."""
+
+import numpy as np
+import pytest
+
+from interp import knockout
+from interp.controls import controls, paired_statistics, random_like
+from tests.interp.intervention_models import TASK, small
+
+
+def test_statistics_of_a_planted_change():
+    rng = np.random.default_rng(0)
+    deltas = rng.normal(size=(3, 30, 8))
+    deltas[1, :, [2, 6]] -= 2.0  # unit 1, phase 2 of 4
+    found = {name: values for name, (_, values) in paired_statistics("x", deltas, 4).items()}
+    assert found["x"][1, 2] == pytest.approx(deltas[1][:, [2, 6]].mean())
+    assert found["x_low"][1, 2] < found["x"][1, 2] < found["x_high"][1, 2] < 0
+    assert np.argwhere(found["x_p"] < 0.05).tolist() == [[1, 2]]
+    assert (found["x_q"] <= 1).all()
+    few = paired_statistics("x", deltas[:, :5], 4)
+    assert np.isnan(few["x_p"][1]).all()
+    assert np.isnan(few["x_low"][1]).all()
+    with pytest.raises(ValueError, match="not finite"):
+        paired_statistics("x", deltas * np.inf, 4)
+
+
+def test_random_weights_have_the_shape_and_nothing_else():
+    model = small()
+    other = random_like(model, seed=5)
+    assert other.cfg == model.cfg.replace(seed=5)
+    assert other.task == model.task
+    assert other.content_hash() != model.content_hash()
+    assert random_like(model, seed=5).content_hash() == other.content_hash()
+
+
+def test_a_planted_phase_effect_exceeds_its_controls_and_nothing_else_does():
+    found = knockout(small(), TASK, n=160, n_calibration=8, progress=False)
+    rng = np.random.default_rng(1)
+    noise = rng.normal(scale=0.1, size=found.logprob.shape)
+    planted = noise.copy()
+    planted[0, :, 3] -= 1.0
+    own = found.assign(logprob=(found.logprob.dims, found.clean_logprob.values + planted))
+    other = found.assign(logprob=(found.logprob.dims, found.clean_logprob.values + noise))
+    seen = []
+
+    def measure(model):
+        seen.append(model.name)
+        return other
+
+    result = controls(small(), own, measure)
+    assert seen == ["model, random weights"]
+    assert result.control.values.tolist() == ["own", "random weights"]
+    assert bool(result.exceeds.sel(control="own", unit="0.0"))
+    assert result.spread.sel(control="own", unit="0.0").item() == pytest.approx(1.0, abs=0.1)
+    assert result.exceeds.sel(control="random weights").sum() <= 1
+
+
+def test_placebo_strides_are_among_the_controls():
+    from interp.tasks import RecallTask
+
+    task = RecallTask(
+        n_keys=10,
+        n_values=10,
+        n_filler=4,
+        n_records=5,
+        context=48,
+        n_queries=2,
+        n_demonstrations=1,
+        modulus=12,
+    )
+    found = knockout(small(), task, n=72, n_calibration=12, progress=False)
+    result = controls(
+        small(), found, lambda other: knockout(other, task, n=72, n_calibration=12, progress=False)
+    )
+    assert result.control.values.tolist() == ["own", "placebo 3", "random weights"]
+    assert result.attrs["control_model_hash"] != result.attrs["model_hash"]

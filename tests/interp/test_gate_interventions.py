@@ -1,0 +1,109 @@
+"""Cycling and forcing gates."""
+
+import numpy as np
+import pytest
+import torch
+
+import hooks
+from hooks import SiteError
+from interp import gate_profile, knockout
+from interp.gate_interventions import cycling, forced_gates, gate_parts, r_squared
+from interp.tasks import RecallTask
+from tests.interp.intervention_models import TASK, small
+
+
+def gates_of(model, tokens):
+    names = [n for n in model.site_names() if n.endswith("hook_gate")]
+    return model.run_with_cache(tokens, names)[1]
+
+
+def test_r_squared_is_its_definition_and_may_be_negative():
+    assert r_squared(np.array([1.0, 2, 3]), np.array([1.0, 2, 3])) == 1
+    assert r_squared(np.array([1.0, 2, 3]), np.array([2.0, 2, 2])) == 0
+    assert r_squared(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == -3
+    assert np.isnan(r_squared(np.ones(3), np.zeros(3)))
+
+
+@pytest.mark.parametrize("window", [4, 6])
+def test_forced_gates_are_what_they_are_called(window):
+    model, tokens = small(window=window), TASK.sample(4, seed=0).tokens
+    plain = gates_of(model, tokens)
+
+    def forced(to):
+        kept = {}
+        names = list(plain)
+        # A second hook on the same site sees what the first one made of it.
+        notes = [(n, lambda t, hook: kept.__setitem__(hook.name, t.clone())) for n in names]
+        with forced_gates(model, to, TASK, seed=0), torch.no_grad(), model.hooks(notes):
+            model(tokens)
+        return kept
+
+    for name, gate in forced("uniform").items():
+        open_slots = (plain[name] > 0).sum(2, keepdim=True)
+        assert torch.allclose(gate, (plain[name] > 0) / open_slots, atol=1e-6)
+    for gate in forced(window - 1).values():
+        assert torch.equal(gate, torch.eye(window)[window - 1][None, None, :, None, None].expand_as(gate))
+    static, deviation = forced("static"), forced("deviation")
+    for name, gate in static.items():
+        assert gate.sum(2) == pytest.approx(1, abs=1e-5)
+        assert torch.equal(gate[:, 1:], gate[:1, 1:2].expand_as(gate[:, 1:]))
+        assert ((gate == 0) == (plain[name] == 0)).all()
+        if name.startswith("blocks.1"):
+            continue  # its inputs have changed with layer 0's gates
+        product = gate[:, 1:] * deviation[name][:, 1:]  # the two parts give the gate back
+        whole = product / product.sum(2, keepdim=True)
+        assert torch.allclose(whole, plain[name][:, 1:], atol=1e-5)
+    assert torch.equal(gates_of(model, tokens)[name], plain[name])  # nothing outlives the context
+
+
+def test_measurements_inside_equal_one_plain_pass_with_the_gate_set():
+    model = small()
+    prompts = TASK.sample(24, seed=0)
+    with forced_gates(model, "uniform"):
+        found = knockout(model, TASK, n=24, n_calibration=8, progress=False)
+
+    def even(t, hook):
+        return torch.full_like(t, 0.25)
+
+    with torch.no_grad():
+        logits = model.run_with_hooks(prompts.tokens, [(n, even) for n in gates_of(model, prompts.tokens)])
+    expected = logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
+    assert torch.allclose(torch.from_numpy(found.clean_logprob.values).flatten(), expected, atol=1e-5)
+
+
+def test_what_cannot_be_forced_is_named():
+    full = small(attention="full")
+    for to, model, told in (
+        ("uniform", full, "no gates"),
+        (4, small(), "offset 4"),
+        ("mean", small(), "'mean'"),
+    ):
+        with pytest.raises(ValueError, match=told), forced_gates(model, to):
+            pass
+    with pytest.raises(SiteError):
+        cycling(small(window=6), TASK, n_per_residue=2)
+
+
+def test_cycling_predicts_by_rolling_and_counts_phases():
+    found = cycling(small(), TASK, n_per_residue=12, shifts=(1, 4), progress=False)
+    assert found.predicted.values[0].tolist() == np.roll(found.accuracy.values, 1).tolist()
+    assert (found.observed.sel(shift=4) == found.accuracy).all()  # a whole turn is none
+    assert (found.attrs["n"], found.attrs["n_inner"]) == (4, 3)
+    inner = found.observed.values[0][:3], found.predicted.values[0][:3]
+    assert found.r2_inner.values[0] == pytest.approx(r_squared(*inner), nan_ok=True)
+
+
+def test_the_window_is_stated():
+    assert gate_profile(small(window=6), TASK, n=4).attrs["window"] == 6
+
+
+def test_cycling_moves_what_a_trained_model_can_retrieve():
+    model = hooks.load("tiny")
+    found = cycling(model, RecallTask.for_model(model), n_per_residue=24, progress=False)
+    assert found.sizes["shift"] == 2
+    assert np.isfinite(found.r2.values).all()
+    parts = gate_parts(model, n=10 * RecallTask.for_model(model).modulus, progress=False)
+    assert parts.gates.values.tolist() == ["intact", "static", "deviation", "uniform"]
+    known = ~np.isnan(parts.similarity.sel(gates="intact").values)
+    assert known.any()
+    assert parts.similarity.sel(gates="intact").values[known] == pytest.approx(1)
