@@ -210,14 +210,14 @@ class Attention(nn.Module):
         if self.indexer is None:
             return shared, None
         keys = [key for key in (shared.index_past, shared.index_key) if key is not None]
-        scores = self.indexer.scores(x, first_query, keys, MAX_SCORES)
-        if self.layer.index_topk is not None:
-            if self.layer.role == "full":
-                shared = replace(shared, pool=self.indexer.pool(scores, first_query))
-            pool = shared.pool if self.layer.role == "reindex" else None
-            pool = None if pool is None else pool[:, -x.shape[1] :]
-            shared = replace(shared, picks=self.indexer.pick(scores, pool))
-        return shared, scores if self.training else None
+        pool = shared.pool if self.layer.role == "reindex" else None
+        pool = None if pool is None else pool[:, -x.shape[1] :]
+        choice = self.indexer.choose(x, first_query, keys, pool=pool, limit=MAX_SCORES, keep=self.training)
+        if choice.picks is not None:
+            shared = replace(shared, picks=choice.picks)
+        if self.layer.role == "full":
+            shared = replace(shared, pool=choice.pool)
+        return shared, choice.scores if self.training else None
 
     def _attend(self, q: Tensor, call: _Call) -> Tensor:
         rows, t, heads, _ = q.shape

@@ -10,6 +10,8 @@ Axis legend: rows R, batch B, query T, entry E, index head H, index width d, pic
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -22,7 +24,25 @@ from hooks.numerics import RMSNorm, rope_tables, rotate, working_dtype
 from hooks.softmax import dot_products
 from hooks.stored import store
 
-__all__ = ["Indexer", "block_pool", "imitation_loss", "pick_mask", "pool_mask", "top_picks"]
+__all__ = ["Choice", "Indexer", "block_pool", "imitation_loss", "pick_mask", "pool_mask", "top_picks"]
+
+
+class Choice(NamedTuple):
+    """What an indexer decides for the queries of one call.
+
+    Attributes
+    ----------
+    picks : integer tensor [R, T, k] or None
+        Best first, −1 where fewer are visible; None in dense mode.
+    pool : integer tensor [R, T, p] or None
+        Blocks inside which reindex layers pick.
+    scores : float tensor [R, T, E] or None
+        −inf where not visible; only if asked for.
+    """
+
+    picks: Tensor | None
+    pool: Tensor | None
+    scores: Tensor | None
 
 
 class Indexer(nn.Module):
@@ -66,14 +86,17 @@ class Indexer(nn.Module):
         tables = rope_tables(positions * self.layer.stride, self.rope_dims, self.layer.rope_base, key.dtype)
         return self.hook_key(store(rotate(key[:, :, None], tables).squeeze(2), self.layer.index_precision))
 
-    def scores(
+    def choose(
         self,
         x: Float[Tensor, "r t m"],
         first_query: int,
         keys: list[Float[Tensor, "_ _ d"]],
+        *,
+        pool: Int[Tensor, "r t p"] | None = None,
         limit: int,
-    ) -> Float[Tensor, "r t e"]:
-        """Score entries for consecutive queries; −inf where an entry is not visible yet.
+        keep: bool = False,
+    ) -> Choice:
+        """Score all visible entries for consecutive queries, and pick.
 
         Parameters
         ----------
@@ -83,8 +106,17 @@ class Indexer(nn.Module):
             Position of the first one.
         keys : list of float tensors [R or B, n, d]
             Index keys of all entries so far, in pieces.
+        pool : integer tensor [R, T, p] or None
+            Blocks of the owner, inside which a reindex layer picks.
         limit : int
-            Memory: scores per head formed at once.
+            Memory: scores per head formed at once. Nothing larger is kept unless a hook or `keep` asks.
+        keep : bool
+            Return the scores.
+
+        Raises
+        ------
+        SiteError
+            If a hook picks an entry that does not exist.
         """
         x = x.detach()
         heads, m, width = self.W_Q.shape
@@ -94,56 +126,57 @@ class Indexer(nn.Module):
         q = self.hook_q(store(q, self.layer.index_precision))
         weight = self.hook_weight((x @ self.W_weight) * self.scale)
         total = sum(key.shape[1] for key in keys)
-        visible = torch.arange(total, device=x.device) < ((queries + 1) // self.layer.stride)[:, None]
-        block = max(1, limit // max(1, x.shape[0] * heads * total))
-        scores = torch.cat(
-            [
-                self._block_scores(q[:, i : i + block], weight[:, i : i + block], keys)
-                for i in range(0, x.shape[1], block)
-            ],
-            dim=1,
+        size = max(1, limit // max(1, x.shape[0] * heads * total))
+        blocks = (
+            self._block_scores(q[:, i : i + size], weight[:, i : i + size], keys, queries[i : i + size])
+            for i in range(0, x.shape[1], size)
         )
-        return self.hook_scores(scores.masked_fill(~visible, -torch.inf)).masked_fill(~visible, -torch.inf)
+        scores = None
+        if keep or self.hook_scores.fwd_hooks or self.hook_scores.bwd_hooks:
+            scores = self.hook_scores(torch.cat(list(blocks), dim=1))
+            scores = scores.masked_fill(~self._visible(queries, total), -torch.inf)
+            size, blocks = x.shape[1], iter([scores])
+        if self.layer.index_topk is None:
+            return Choice(None, None, scores)
+        picks, pools = [], []
+        for number, block in enumerate(blocks):
+            here = slice(number * size, number * size + block.shape[1])
+            picks.append(self._pick(block, None if pool is None else pool[:, here]))
+            if self.layer.index_pool is not None:
+                visible = (queries[here] + 1) // self.layer.stride
+                pools.append(
+                    block_pool(block.detach(), visible, self.layer.index_pool, self.layer.index_block)
+                )
+        formed = self.hook_pool(torch.cat(pools, dim=1)) if pools else None
+        return Choice(self._checked(self.hook_picks(torch.cat(picks, dim=1)), total), formed, scores)
 
-    @staticmethod
-    def _block_scores(q: Tensor, weight: Tensor, keys: list[Tensor]) -> Tensor:
-        """Scores [R, T, E] before masking, every head at once."""
+    def _visible(self, queries: Tensor, total: int) -> Tensor:
+        """[T, E]: whether a query sees an entry."""
+        return torch.arange(total, device=queries.device) < ((queries + 1) // self.layer.stride)[:, None]
+
+    def _block_scores(self, q: Tensor, weight: Tensor, keys: list[Tensor], queries: Tensor) -> Tensor:
+        """Scores [R, T, E], every head at once; −inf where an entry is not visible yet."""
         wide = working_dtype(q.dtype)
         products = torch.cat([dot_products(q, key[:, :, None]) for key in keys], dim=-1).to(wide)
-        return (products.relu() * weight.to(wide).transpose(1, 2)[..., None]).sum(1)
+        scores = (products.relu() * weight.to(wide).transpose(1, 2)[..., None]).sum(1)
+        return scores.masked_fill(~self._visible(queries, scores.shape[-1]), -torch.inf)
 
-    def pick(self, scores: Float[Tensor, "r t e"], pool: Int[Tensor, "r t p"] | None) -> Int[Tensor, "r t k"]:
-        """Pick the best entries, inside a pool of blocks if one is given.
-
-        Raises
-        ------
-        SiteError
-            If a hook picks an entry that does not exist.
-        """
-        assert self.layer.index_topk is not None
+    def _pick(self, scores: Tensor, pool: Tensor | None) -> Tensor:
+        """Best entries [R, T, k], inside a pool of blocks if one is given."""
         if pool is not None:
-            scores = scores.masked_fill(
-                ~pool_mask(pool, scores.shape[-1], self.layer.index_block), -torch.inf
-            )
-        picks = self.hook_picks(top_picks(scores.detach(), self.layer.index_topk))
+            outside = ~pool_mask(pool, scores.shape[-1], self.layer.index_block)
+            scores = scores.masked_fill(outside, -torch.inf)
+        return top_picks(scores.detach(), self.layer.index_topk or 0)
+
+    def _checked(self, picks: Tensor, total: int) -> Tensor:
         if self.hook_picks.fwd_hooks and picks.numel():
             low, high = (int(v) for v in torch.aminmax(picks))
-            if low < -1 or high >= scores.shape[-1]:
+            if low < -1 or high >= total:
                 raise SiteError(
-                    f"{self.hook_picks.name}: pick {low if low < -1 else high} does not exist; valid: -1 (empty) to "
-                    f"{scores.shape[-1] - 1}"
+                    f"{self.hook_picks.name}: pick {low if low < -1 else high} does not exist; valid: -1 (empty) "
+                    f"to {total - 1}"
                 )
         return picks
-
-    def pool(self, scores: Float[Tensor, "r t e"], first_query: int) -> Int[Tensor, "r t p"] | None:
-        """Blocks in which reindex layers may pick; None where they are not restricted."""
-        if self.layer.index_pool is None:
-            return None
-        queries = torch.arange(first_query, first_query + scores.shape[1], device=scores.device)
-        visible = (queries + 1) // self.layer.stride
-        return self.hook_pool(
-            block_pool(scores.detach(), visible, self.layer.index_pool, self.layer.index_block)
-        )
 
 
 def top_picks(scores: Float[Tensor, "*batch e"], k: int) -> Int[Tensor, "*batch k"]:

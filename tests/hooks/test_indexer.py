@@ -291,10 +291,16 @@ def test_a_long_prefill_in_blocks_of_queries_is_the_same(monkeypatch):
     ids = tokens(2, 21)
     model.train()
     whole, loss = model(ids), model.auxiliary_loss()
+    names = [name for name in model.site_names() if name.endswith(("hook_picks", "hook_pool"))]
+    _, chosen = run(model.eval(), ids, *names)
+    model.train()
     monkeypatch.setattr("hooks.attention.MAX_SCORES", 400)
     blocks = model(ids)
     assert torch.allclose(blocks, whole, rtol=0, atol=1e-12)
     assert float(model.auxiliary_loss().detach()) == pytest.approx(float(loss.detach()), abs=1e-12)
+    logits, again = run(model.eval(), ids, *names)
+    assert torch.allclose(logits, whole, rtol=0, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(again, chosen, strict=True))
 
 
 # --------------------------------------------------------------------------- configuration
