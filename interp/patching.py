@@ -1,27 +1,39 @@
-"""Activation patching between prompts that differ in one thing."""
+"""Activation patching between prompts that differ in one thing, at any site."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
-from hooks.errors import PhaselensError, StatisticsError
-from hooks.sites import HookedModel
+from hooks.errors import PhaselensError, SiteError, StatisticsError, did_you_mean
+from hooks.sites import SITE_AXES, HookedModel
+from hooks.sites import site as parse_site
 from interp import engine, results
-from interp.engine import Rows, Variant
+from interp.controls import paired_statistics
+from interp.engine import At, Rows, Variant, answer_metrics
 from interp.phases import by_phase, fold, measured_stride
+from interp.replacement import ValueAt
 from interp.tasks.prompts import Prompts
 from interp.tasks.recall import RecallTask
-from interp.units import units
+from interp.units import Unit, select_units, units
 
-__all__ = ["patch"]
+__all__ = ["held_values", "patch"]
 
 MIN_DIFFERENCE = 0.1
-"""Mean log-probability difference (nats) between the two runs below which a normalised effect is undefined."""
+"""Mean logit difference between the two runs below which a normalised effect is undefined."""
+
+PatchUnit = Literal["head", "kv_head", "layer", "mlp", "position", "entry", "offset"]
+_DEFAULT_SITES: dict[str, tuple[str, ...]] = {
+    "position": ("hook_resid_pre",),
+    "entry": ("attn.hook_entry_k", "attn.hook_entry_v"),
+    "offset": ("attn.compressor.key.hook_gate", "attn.compressor.value.hook_gate"),
+}
+_AXIS = {"position": "pos", "entry": "entry", "offset": "offset", "head": "head", "kv_head": "kv_head"}
 
 
 def patch(
@@ -30,14 +42,19 @@ def patch(
     *,
     pairs: Literal["shift", "value"] = "shift",
     shift: int = 1,
-    unit: Literal["kv_head", "head", "layer"] = "head",
+    direction: Literal["noising", "denoising"] = "noising",
+    unit: PatchUnit = "head",
+    site: str | None = None,
+    at: At | None = None,
+    only: Sequence[str] | None = None,
+    reach: int | None = None,
     n: int | None = None,
     seed: int = 0,
     stride: int | None = None,
     memory: int = engine.MEMORY,
     progress: bool | None = None,
 ) -> xr.Dataset:
-    """Write one unit's final-position output z of a source run into a base run, by layer × head × phase.
+    """Write part of a source run's activations into a base run, by layer × part × phase.
 
     Parameters
     ----------
@@ -46,11 +63,25 @@ def patch(
     task : RecallTask, optional
         Makes the pairs; :meth:`RecallTask.for_model` if left out.
     pairs : "shift" or "value"
-        The source shows the same prompt with its target `shift` residues on; or with another value.
+        The corrupt prompt shows the same with its target `shift` residues on; or with another value.
     shift : int
         In residues.
+    direction : "noising" or "denoising"
+        Whether the base is the clean prompt and the source the corrupt one, or the other way round.
     unit : str
-        Which heads are patched together.
+        What is patched together: "head", "kv_head" or "layer" (outputs z), "mlp"; one "position" (relative to
+        the target key, and the query; the stream before a layer unless `site` says otherwise), one "entry"
+        (relative to the target's first; keys and values as read), one gate "offset". With "layer" and a
+        `site`, its whole tensor.
+    site : str, optional
+        A site within a block, e.g. "attn.indexer.hook_picks"; it must have the unit's axis.
+    at : "final" or "all", optional
+        Positions that are patched; "final" for heads, layers and MLPs unless told otherwise, "all" for the
+        rest, and always for sites without a ``pos`` axis.
+    only : sequence of str, optional
+        Labels; all if left out.
+    reach : int, optional
+        How far positions (entries) go on both sides of the target's; S (2) if left out.
     n : int, optional
         Prompts, rounded up to whole blocks of R; 32 a residue if left out.
     seed : int
@@ -61,89 +92,250 @@ def patch(
     Returns
     -------
     Dataset
-        ``effect_logprob (unit, phase)``: mean change of the log-probability (nats) of the base run's answer
-        ("shift": both runs have the same; "value": the source's answer, so that a head that carries the value
-        is positive); ``normalised (unit, phase)``: that change ÷ the whole difference between the two runs, NaN
-        (undefined) where it is below 0.1 nats; per-prompt ``logprob margin correct`` and ``base_logprob``,
-        ``source_logprob (prompt, residue)``. Phases are the base prompt's.
+        By ``(unit, phase)``: ``effect_logprob``, mean change of log-probability (nats) with BCa interval
+        ``_low _high``, family-wise ``_p`` and exploratory ``_q``; ``normalised``, change of the logit
+        difference ÷ its whole difference between the two runs (``difference (phase)``), 0 if patching does
+        nothing and 1 if it gives the source run, NaN (undefined) where the whole is below 0.1;
+        ``effect_pp``, accuracy; ``kl_mean``, KL(base ‖ patched) in nats. The answer scored is the same in both
+        runs ("shift"), or the source's ("value"), so that a part that carries the value is positive. The logit
+        difference is between the source's and the base's answer, or, where they are one, the margin. Per
+        prompt ``logprob margin correct logit_difference kl (unit, prompt, residue)``, ``base_…`` and
+        ``source_… (prompt, residue)``. Phases are the base prompt's.
 
     Raises
     ------
     PhaselensError
-        For a shift that is a multiple of the stride, or another kind of pair.
+        For a shift that is a multiple of the stride, or another kind of pair, direction or unit.
+    SiteError
+        For a site that no layer has, or without the unit's axis.
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    if pairs == "shift" and shift % step == 0:
-        raise PhaselensError(
-            f"shift={shift} leaves every phase where it is at stride {step}; valid: 1 to {step - 1}"
-        )
+    _check(pairs, shift, direction, unit, step)
     blocks = -(-(n or 32 * task.modulus) // task.modulus)
     base, source = task.sample_pairs(blocks * task.modulus, seed=seed, kind=pairs, shift=shift)
-    chosen = units(model, unit)
-    names = list(dict.fromkeys(name for one in chosen for name in one.sites))
-    held: dict[str, list[Tensor]] = {name: [] for name in names}
-    for _, kept in engine.activations(model, source, names, memory=memory, progress=progress, label="source"):
+    if direction == "denoising":
+        base, source = source, base
+    chosen, everywhere = _parts(model, base, unit, site, at, reach or (step if unit == "position" else 2))
+    chosen = select_units(chosen, only)
+    held = held_values(
+        model, source, [name for one in chosen for name in one.sites], at=everywhere, memory=memory,
+        progress=progress,
+    )  # fmt: skip
+    variants = [Variant(one.label, one.edits(held)) for one in chosen]
+    options: dict[str, Any] = dict(memory=memory, progress=progress)
+    patched = engine.run(
+        model, base, variants, at=everywhere, metric=_metric(base, source), label="patch", **options
+    )
+    other = engine.run(model, source, metric=_metric(base, source), label="source", **options)
+    tables = {name: fold(v, task.modulus) for name, v in patched.items()}
+    ends = {name: fold(v[0], task.modulus) for name, v in other.items()}
+    return _dataset(tables, ends, chosen, fold(base.target_position, task.modulus), step, seed, results.provenance(
+        model, task, seed, unit_kind=unit, pairs=pairs, shift=shift, direction=direction, at=everywhere,
+        site=site or "", stride=step, modulus=task.modulus, n_per_residue=blocks,
+        query_position=base.query_position,
+    ))  # fmt: skip
+
+
+def held_values(
+    model: HookedModel,
+    source: Prompts,
+    names: Sequence[str],
+    *,
+    at: At,
+    memory: int = engine.MEMORY,
+    progress: bool | None = None,
+) -> ValueAt:
+    """Run source prompts and return their activations, row by row, as replacement values."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in dict.fromkeys(names)}
+    for _, kept in engine.activations(
+        model, source, list(parts), at=at, memory=memory, progress=progress, label="source"
+    ):
         for name, tensor in kept.items():
-            held[name].append(tensor)
-    values = {name: torch.cat(parts) for name, parts in held.items()}
+            parts[name].append(tensor)
+    values = {name: torch.cat(part) for name, part in parts.items()}
 
     def value_at(name: str, tensor: Tensor, rows: Rows) -> Tensor:
-        return values[name][rows.prompt]
+        found, axes = values[name][rows.prompt], SITE_AXES[_kind(name)]
+        if "pos" in axes and found.shape[axes.index("pos")] > len(rows.positions):
+            found = found.index_select(axes.index("pos"), rows.positions)
+        return found
 
-    # Of a pair with two answers, the one the source should bring along is scored in every run.
-    scored = Prompts(
-        tokens=base.tokens, answer=source.answer, target_position=base.target_position,
-        query_position=base.query_position, residue=base.residue, prompt_id=base.prompt_id, modulus=base.modulus,
-    )  # fmt: skip
-    variants = [Variant(one.label, one.edits(value_at)) for one in chosen]
-    patched = engine.run(model, scored, variants, memory=memory, progress=progress, label="patch")
-    clean = engine.run(model, source, memory=memory, progress=progress, label="source")
-    tables = {name: fold(v, task.modulus) for name, v in patched.items()}
-    source_logprob = fold(clean["logprob"][0], task.modulus)
-    change, whole = _by_phase_change(tables["logprob"], source_logprob, step)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        normalised = np.where(np.abs(whole) >= MIN_DIFFERENCE, change / whole, np.nan)
-    axes = ("unit", "prompt", "residue")
-    return xr.Dataset(
-        {
-            "effect_logprob": (("unit", "phase"), change),
-            "normalised": (("unit", "phase"), normalised),
-            "difference": ("phase", whole),
-            **{name: (axes, v[1:]) for name, v in tables.items()},
-            "base_logprob": (axes[1:], tables["logprob"][0]),
-            "base_correct": (axes[1:], tables["correct"][0]),
-            "source_logprob": (axes[1:], source_logprob),
-            "target_position": (axes[1:], fold(base.target_position, task.modulus)),
-        },
-        coords={
-            "unit": [one.label for one in chosen],
-            "layer": ("unit", [one.layer for one in chosen]),
-            "head": ("unit", [one.head for one in chosen]),
-            "phase": np.arange(step),
-            "residue": np.arange(task.modulus),
-            "prompt": np.arange(blocks),
-        },
-        attrs=results.provenance(
-            model,
-            task,
-            seed,
-            unit_kind=unit,
-            pairs=pairs,
-            shift=shift,
-            stride=step,
-            modulus=task.modulus,
-            n_per_residue=blocks,
-        ),
-    )
+    return value_at
 
 
-def _by_phase_change(logprob: np.ndarray, source: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean patched − base by unit and phase, and mean source − base by phase."""
+def _check(pairs: str, shift: int, direction: str, unit: str, stride: int) -> None:
+    if pairs == "shift" and shift % stride == 0:
+        raise PhaselensError(
+            f"shift={shift} leaves every phase where it is at stride {stride}; valid: 1 to {stride - 1}"
+        )
+    if direction not in ("noising", "denoising"):
+        raise PhaselensError(f"direction={direction!r}; valid: noising, denoising")
+    if unit not in get_args(PatchUnit):
+        raise PhaselensError(f"unit={unit!r}; {did_you_mean(unit, get_args(PatchUnit))}")
+
+
+# ---- what is patched ---------------------------------------------------------------------------------------
+
+
+def _kind(name: str) -> str:
+    return parse_site(name).kind
+
+
+def _parts(
+    model: HookedModel, base: Prompts, unit: str, kind: str | None, at: At | None, reach: int
+) -> tuple[list[Unit], At]:
+    """Units to patch, and at which positions."""
+    if kind is None and unit not in _DEFAULT_SITES:
+        return units(model, unit), at or "final"
+    kinds = _DEFAULT_SITES[unit] if kind is None else (kind,)
+    for one in kinds:
+        if one not in SITE_AXES:
+            raise SiteError(f"site={one!r}; {did_you_mean(one, SITE_AXES, 40)}")
+        if unit in _AXIS and _AXIS[unit] not in SITE_AXES[one]:
+            raise SiteError(
+                f"{one} has no axis {_AXIS[unit]!r} for unit={unit!r}; its axes: {', '.join(SITE_AXES[one])}"
+            )
+    valid = set(model.site_names())
+    found: list[Unit] = []
+    for layer in range(model.cfg.n_layers):
+        names = tuple(name for one in kinds if (name := f"blocks.{layer}.{one}") in valid)
+        if kinds == ("hook_embed",) and layer == 0:
+            names = ("hook_embed",)
+        if names:
+            found += _of_layer(model, layer, names, unit, base, reach)
+    if not found:
+        raise SiteError(
+            f"site {kinds[0]!r} never fires in model {model.name!r}; {did_you_mean(kinds[0], valid, 30)}"
+        )
+    positions = unit in ("position", "entry", "offset") or "pos" not in SITE_AXES[kinds[0]]
+    return found, "all" if positions else at or "final"
+
+
+def _of_layer(
+    model: HookedModel, layer: int, names: tuple[str, ...], unit: str, base: Prompts, reach: int
+) -> list[Unit]:
+    if unit in ("layer", "mlp"):
+        return [
+            Unit(
+                str(layer), layer, -1, names, True, lambda name, t, rows, value: _given(value)(name, t, rows)
+            )
+        ]
+    axis = SITE_AXES[_kind(names[0])].index(_AXIS[unit])
+    geometry = model.geometry(layer)
+    if unit in ("head", "kv_head", "offset"):
+        sizes = {"head": model.cfg.n_heads, "kv_head": model.cfg.n_kv_heads}
+        size = sizes.get(unit) or (geometry.window if geometry else 0)
+        return [
+            Unit(f"{layer}.{i}", layer, i if unit != "offset" else -1, names, True, _fixed(axis, i))
+            for i in range(size)
+        ]
+    target = base.target_position
+    if unit == "entry":
+        assert geometry is not None
+        first = torch.tensor([geometry.entries_of(t)[0] for t in target.tolist()])
+        where = {f"{d:+d}": first + d for d in range(-reach, reach + 1)}
+    else:
+        where = {f"{d:+d}": target + d for d in range(-reach, reach + 1)}
+        where["query"] = torch.full_like(target, base.query_position)
+    return [
+        Unit(f"{layer}.{label}", layer, -1, names, True, _moving(axis, at)) for label, at in where.items()
+    ]
+
+
+def _given(value: ValueAt | None) -> ValueAt:
+    assert value is not None
+    return value
+
+
+Editing = Callable[[str, Tensor, Rows, ValueAt | None], Tensor]
+
+
+def _fixed(axis: int, index: int) -> Editing:
+    """Patch one index of an axis."""
+
+    def edit(name: str, tensor: Tensor, rows: Rows, value: ValueAt | None) -> Tensor:
+        tensor.select(axis, index).copy_(_given(value)(name, tensor, rows).select(axis, index))
+        return tensor
+
+    return edit
+
+
+def _moving(axis: int, where: Tensor) -> Editing:
+    """Patch one index of an axis, another for every prompt; prompts that lack it stay as they are."""
+
+    def edit(name: str, tensor: Tensor, rows: Rows, value: ValueAt | None) -> Tensor:
+        values = _given(value)(name, tensor, rows)
+        first = int(rows.positions[0]) if SITE_AXES[_kind(name)][axis] == "pos" else 0
+        for row, prompt in enumerate(rows.prompt.tolist()):
+            index = int(where[prompt]) - first
+            if 0 <= index < tensor.shape[axis]:
+                tensor[row].select(axis - 1, index).copy_(values[row].select(axis - 1, index))
+        return tensor
+
+    return edit
+
+
+# ---- what it does ------------------------------------------------------------------------------------------
+
+
+def _metric(base: Prompts, source: Prompts) -> engine.Metric:
+    """Scores of the source's answer, the logit difference of the two answers, KL(base ‖ variant)."""
+    of_answer = answer_metrics(source)
+
+    def metric(logits: Tensor, prompt: Tensor) -> dict[str, Tensor]:
+        found = dict(of_answer(logits, prompt))
+        mine, theirs = (p.answer.to(logits.device)[prompt] for p in (base, source))
+        shape = (*logits.shape[:2], 1)
+        pair = [logits.gather(-1, a[:, None, None].expand(shape))[..., 0] for a in (theirs, mine)]
+        found["logit_difference"] = torch.where((mine == theirs)[:, None], found["margin"], pair[0] - pair[1])
+        log = logits.log_softmax(-1)
+        found["kl"] = (log[:, :1].exp() * (log[:, :1] - log)).sum(-1).clamp_min(0)
+        return found
+
+    return metric
+
+
+def _dataset(
+    tables: dict[str, np.ndarray],
+    ends: dict[str, np.ndarray],
+    chosen: Sequence[Unit],
+    position: np.ndarray,
+    stride: int,
+    seed: int,
+    attrs: dict[str, Any],
+) -> xr.Dataset:
+    logprob, difference = (tables[name].astype(float) for name in ("logprob", "logit_difference"))
     if not np.isfinite(logprob).all():
         raise StatisticsError(
             "a patched run gave log-probabilities that are not finite; nothing can be averaged"
         )
     count = logprob.shape[1] * logprob.shape[2] // stride
-    change = by_phase(logprob[1:] - logprob[0], stride) / count
-    return change, by_phase(source - logprob[0], stride) / count
+    whole = by_phase(ends["logit_difference"] - difference[0], stride) / count
+    moved = by_phase(difference[1:] - difference[0], stride) / count
+    known = np.abs(whole) >= MIN_DIFFERENCE
+    normalised = np.divide(moved, whole, out=np.full(moved.shape, np.nan), where=known)
+    correct = by_phase(tables["correct"].astype(float), stride) / count
+    axes, cells = ("unit", "prompt", "residue"), ("unit", "phase")
+    return xr.Dataset(
+        {
+            **paired_statistics("effect_logprob", logprob[1:] - logprob[0], stride, seed=seed),
+            "normalised": (cells, normalised),
+            "difference": ("phase", whole),
+            "effect_pp": (cells, 100 * (correct[1:] - correct[0])),
+            "kl_mean": (cells, by_phase(tables["kl"][1:].astype(float), stride) / count),
+            **{name: (axes, values[1:]) for name, values in tables.items()},
+            **{f"base_{name}": (axes[1:], v[0]) for name, v in tables.items() if name != "kl"},
+            **{f"source_{name}": (axes[1:], values) for name, values in ends.items() if name != "kl"},
+            "target_position": (axes[1:], position),
+        },
+        coords={
+            "unit": [one.label for one in chosen],
+            "layer": ("unit", [one.layer for one in chosen]),
+            "head": ("unit", [one.head for one in chosen]),
+            "phase": np.arange(stride),
+            "residue": np.arange(logprob.shape[2]),
+            "prompt": np.arange(logprob.shape[1]),
+        },
+        attrs=attrs,
+    )

@@ -1,0 +1,143 @@
+"""Patching at every site: clean into clean is nothing, the whole layer-0 input is the other run."""
+
+import numpy as np
+import pytest
+import torch
+
+import hooks
+from hooks import SiteError
+from hooks.errors import PhaselensError
+from hooks.sites import SITE_AXES, site
+from interp import engine, patch
+from interp.engine import Variant
+from interp.patching import _parts, held_values
+from interp.tasks import RecallTask
+from tests.interp.intervention_models import TASK, small
+
+PICKING = dict(index_topk=3, index_heads=2, index_dim=4, sink=True, window=6)
+
+
+@pytest.mark.parametrize("at", ["final", "all"])
+@pytest.mark.parametrize("changes", [{}, PICKING], ids=["plain", "picking"])
+def test_clean_into_clean_changes_nothing_at_any_site(changes, at):
+    model, prompts = small(**changes), TASK.sample(8, seed=0)
+    names = [name for name in model.site_names() if name != "hook_embed"]
+    assert {site(name).kind for name in names} >= (
+        {"attn.indexer.hook_picks"} if changes else {"attn.hook_z"}
+    )
+    for kind in {site(name).kind for name in names}:
+        chosen, where = _parts(model, prompts, "layer", kind, at, 2)
+        held = held_values(model, prompts, [n for one in chosen for n in one.sites], at=where, progress=False)
+        scores = engine.run(
+            model, prompts, [Variant(u.label, u.edits(held)) for u in chosen], at=where, progress=False
+        )
+        assert torch.allclose(
+            scores["logprob"], scores["logprob"][:1].expand_as(scores["logprob"]), atol=1e-5
+        ), kind
+
+
+@pytest.mark.parametrize("pairs", ["shift", "value"])
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_the_whole_layer_0_input_gives_the_other_run(pairs, direction):
+    found = patch(
+        small(), TASK, pairs=pairs, direction=direction, unit="layer", site="hook_resid_pre", at="all", n=24,
+        only=["0"], progress=False,
+    )  # fmt: skip
+    for name in ("logprob", "margin", "logit_difference"):
+        assert np.allclose(found[name].values[0], found[f"source_{name}"].values, atol=1e-5)
+    known = np.isfinite(found.normalised.values)
+    assert (known == (np.abs(found.difference.values) >= 0.1)).all()
+    assert found.normalised.values[known] == pytest.approx(1, abs=1e-3)
+
+
+def test_a_trained_model_is_moved_all_the_way_at_every_phase():
+    model = hooks.load("tiny")
+    task = RecallTask.for_model(model)
+    found = patch(
+        model, task, pairs="value", unit="layer", site="hook_resid_pre", at="all", only=["0"], n=10 * task.modulus,
+        progress=False,
+    )  # fmt: skip
+    assert found.normalised.values == pytest.approx(1, abs=1e-3)
+    assert found.effect_logprob_p.values.max() < 0.05
+
+
+def test_the_normalised_difference_is_undefined_when_both_runs_are_one():
+    model = small()
+    found = patch(model, TASK, pairs="value", unit="head", n=8, progress=False)
+    assert np.isfinite(found.normalised.values).any()
+    with torch.no_grad():
+        silent = small(seed=9)
+        silent.W_U.zero_()
+    found = patch(silent, TASK, pairs="value", unit="head", n=8, progress=False)
+    assert np.isnan(found.normalised.values).all()
+    with torch.no_grad():
+        silent.W_U.normal_()
+
+
+@pytest.mark.parametrize("unit", ["head", "kv_head", "mlp", "position", "entry", "offset"])
+def test_each_part_equals_one_plain_hooked_pass(unit):
+    model = small(window=6)
+    base, source = TASK.sample_pairs(8, seed=0, kind="value")
+    found = patch(model, TASK, pairs="value", unit=unit, n=8, progress=False)
+    kind = {
+        "position": "hook_resid_pre",
+        "entry": "attn.hook_entry_v",
+        "offset": "attn.compressor.value.hook_gate",
+    }
+    label = {
+        "head": "1.2",
+        "kv_head": "1.1",
+        "mlp": "0",
+        "position": "1.+1",
+        "entry": "0.+0",
+        "offset": "0.3",
+    }[unit]
+    name = f"blocks.{label[0]}." + kind.get(unit, "hook_mlp_out" if unit == "mlp" else "attn.hook_z")
+    names = (
+        [name]
+        if unit in ("head", "kv_head", "mlp", "position")
+        else [name, name.replace("value", "key").replace("_v", "_k")]
+    )
+    _, theirs = model.run_with_cache(source.tokens, names)
+
+    def edit(tensor, hook):
+        tensor, new = tensor.clone(), theirs[hook.name]
+        for row in range(8):
+            target = int(base.target_position[row])
+            if unit == "head":
+                tensor[row, -1, 2] = new[row, -1, 2]
+            elif unit == "kv_head":
+                tensor[row, -1, 2:] = new[row, -1, 2:]
+            elif unit == "mlp":
+                tensor[row, -1] = new[row, -1]
+            elif unit == "position":
+                tensor[row, target + 1] = new[row, target + 1]
+            elif unit == "entry":
+                tensor[row, target // 4] = new[row, target // 4]
+            else:
+                tensor[row, :, 3] = new[row, :, 3]
+        return tensor
+
+    with torch.no_grad():
+        logits = model.run_with_hooks(base.tokens, [(one, edit) for one in names])[:, -1]
+        plain = model(base.tokens)[:, -1]
+    expected = logits.log_softmax(-1).gather(1, source.answer[:, None])[:, 0]
+    got = torch.from_numpy(found.logprob.sel(unit=label).values).flatten()
+    assert torch.allclose(got, expected, atol=1e-5)
+    assert not torch.allclose(logits, plain, atol=1e-6)
+    kl = torch.nn.functional.kl_div(logits.log_softmax(-1), plain.softmax(-1), reduction="none").sum(-1)
+    assert torch.allclose(torch.from_numpy(found.kl.sel(unit=label).values).flatten(), kl, atol=1e-5)
+
+
+def test_sites_that_never_fire_and_axes_they_lack_are_named():
+    with pytest.raises(SiteError, match="never fires"):
+        patch(small(), TASK, unit="layer", site="attn.indexer.hook_picks", n=8)
+    with pytest.raises(SiteError, match="no axis 'entry'"):
+        patch(small(), TASK, unit="entry", site="attn.hook_z", n=8)
+    with pytest.raises(SiteError, match="hook_zz"):
+        patch(small(), TASK, unit="layer", site="attn.hook_zz", n=8)
+    with pytest.raises(SiteError, match="never fires"):
+        patch(small(attention="sliding"), TASK, unit="offset", stride=4, n=8)
+    with pytest.raises(PhaselensError, match="direction"):
+        patch(small(), TASK, direction="up", n=8)
+    assert "attn.hook_z" in SITE_AXES
