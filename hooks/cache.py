@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -175,6 +176,8 @@ class DecodeCache:
     tokens: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
+            raise PhaselensError(f"batch={self.batch!r} of a cache; valid: an integer of at least 1")
         if not self.layers:
             self.layers = [LayerState() for _ in range(self.cfg.n_layers)]
 
@@ -182,6 +185,38 @@ class DecodeCache:
     def length(self) -> int:
         """Tokens absorbed by the whole model so far."""
         return self.layers[-1].length
+
+    def require(self, cfg: ModelConfig, rows: int, first: int, last: int) -> None:
+        """Raise unless layers `first` … `last`−1 of this model can absorb `rows` sequences.
+
+        Raises
+        ------
+        PhaselensError
+            For the cache of another model, a batch that does not fit, or layers that stand at different
+            lengths because an earlier call stopped between them.
+        """
+        if self.cfg is not cfg and self.cfg != cfg:
+            raise PhaselensError(
+                "the cache belongs to a model of another configuration; use model.start_cache(batch)"
+            )
+        if rows % self.batch or (rows != self.batch and not self.forked):
+            raise PhaselensError(f"{rows} rows do not fit a cache of {self.batch} sequences")
+        lengths = {state.length for state in self.layers[first:last]}
+        if len(lengths) > 1:
+            raise PhaselensError(
+                f"layers of the cache hold {min(lengths)} to {max(lengths)} tokens: an earlier call stopped "
+                "between them; finish it with start_at_layer, or crop the cache"
+            )
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Context of one call: if it raises, the cache is as it was before."""
+        before = (list(self.layers), self.shared, self.grams, self.tokens)
+        try:
+            yield
+        except BaseException:
+            self.layers, self.shared, self.grams, self.tokens = before
+            raise
 
     def clone(self) -> DecodeCache:
         """Return an independent copy."""

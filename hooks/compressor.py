@@ -15,7 +15,7 @@ from transformer_lens.hook_points import HookPoint
 
 from hooks.config import LayerConfig, ModelConfig
 from hooks.geometry import ChunkGeometry
-from hooks.numerics import RMSNorm, rope_tables, rotate, working_dtype
+from hooks.numerics import RMSNorm, masked_softmax, rope_tables, rotate, working_dtype
 from hooks.stored import store
 
 __all__ = ["Branch", "Compressor", "Pooled", "WindowTokens", "window_tokens"]
@@ -159,7 +159,9 @@ class Branch(nn.Module):
         logits = self.hook_gate_logits(logits)
         if tokens.clipped is not None:
             logits = logits.masked_fill(tokens.clipped[None, :, :, None, None], -torch.inf)
-        return self.hook_gate(logits.softmax(2))
+        # A window without a finite logit (clipped away, or masked by a hook) pools nothing.
+        gate = masked_softmax(logits.movedim(2, -1), True).movedim(-1, 2)
+        return self.hook_gate(gate)
 
     def forward(self, tokens: WindowTokens) -> tuple[Float[Tensor, "b e g d"], Float[Tensor, "b e g d"]]:
         """Pool the windows; return entries as they are stored, and before RoPE (the latents)."""

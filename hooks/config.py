@@ -359,6 +359,10 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
         raise ConfigError(
             f"rope_dims={rope_dims} in layer {layer}; valid: even numbers from 0 to d_head={cfg.d_head}"
         )
+    if values["rope_base"] == 0:
+        raise ConfigError(
+            f"rope_base=0 in layer {layer} gives no finite angles; valid: numbers above 0, e.g. 1e4"
+        )
     for name in ("rope_base", "gate_init_std"):
         if (
             isinstance(values[name], bool)

@@ -32,9 +32,11 @@ class StrictHooks(HookedRootModule):
 
     @contextmanager
     def hooks(  # type: ignore[override]
-        self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any
+        self, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), *, must_fire: bool = True, **kwargs: Any
     ) -> Iterator[Any]:
-        """Context with temporary hooks ``f(tensor, hook) -> tensor or None``; each must fire before its end.
+        """Context with temporary hooks ``f(tensor, hook) -> tensor or None``.
+
+        Each must fire before its end, unless `must_fire` is False.
 
         Raises
         ------
@@ -45,6 +47,8 @@ class StrictHooks(HookedRootModule):
         forward = [(name, _noting(fn, name, fired)) for name, fn in self._named(fwd_hooks)]
         with super().hooks(fwd_hooks=forward, bwd_hooks=self._named(bwd_hooks), **kwargs):  # type: ignore[arg-type]
             yield self
+        if not must_fire:
+            return
         missed = [name for name, _ in forward if name not in fired]
         if missed:
             raise SiteError(
@@ -80,7 +84,7 @@ class StrictHooks(HookedRootModule):
         tokens
             What the model takes.
         names_filter : str, list of str, predicate or None
-            Which sites; None keeps all. Nothing else is retained.
+            Which sites, all of which must fire; None keeps whatever fires. Nothing else is retained.
         positions : int, slice or None
             Keep only these along the ``pos`` axis (sites without one are kept whole).
 
@@ -98,7 +102,8 @@ class StrictHooks(HookedRootModule):
                 tensor = tensor[(slice(None),) * axes.index("pos") + (where,)]
             kept[str(hook.name)] = tensor.detach().clone()
 
-        with self.hooks(fwd_hooks=[(name, keep) for name in self._filtered(names_filter)]):
+        wanted = [(name, keep) for name in self._filtered(names_filter)]
+        with self.hooks(fwd_hooks=wanted, must_fire=names_filter is not None):
             logits = self(tokens, **kwargs)
         return logits, kept
 
@@ -117,7 +122,10 @@ class StrictHooks(HookedRootModule):
         if names_filter is None:
             return self.site_names()
         if callable(names_filter):
-            return [name for name in self.site_names() if names_filter(name)]
+            found = [name for name in self.site_names() if names_filter(name)]
+            if not found:
+                raise SiteError("the name filter matches no site of this model; see site_names()")
+            return found
         return [names_filter] if isinstance(names_filter, str) else list(names_filter)
 
 
@@ -126,7 +134,7 @@ def watched(*points: HookPoint) -> bool:
     return any(point.fwd_hooks or point.bwd_hooks for point in points)
 
 
-def as_tokens(tokens: Any, d_vocab: int, device: torch.device) -> Tensor:
+def as_tokens(tokens: Any, d_vocab: int, device: torch.device, *, check_ids: bool = True) -> Tensor:
     """Check token ids and return them as an int64 tensor [batch, pos] on a device.
 
     Parameters
@@ -135,6 +143,8 @@ def as_tokens(tokens: Any, d_vocab: int, device: torch.device) -> Tensor:
         Rectangular: there is no padding.
     d_vocab : int
         Size of the vocabulary.
+    check_ids : bool
+        Look at every id; on a GPU that waits for the device.
 
     Raises
     ------
@@ -156,6 +166,8 @@ def as_tokens(tokens: Any, d_vocab: int, device: torch.device) -> Tensor:
             "tensor [batch, pos] (a residual stream needs start_at_layer)"
         )
     tokens = tokens.to(device).long()
+    if not check_ids:
+        return tokens
     low, high = (int(value) for value in torch.aminmax(tokens))
     if low < 0 or high >= d_vocab:
         raise PhaselensError(

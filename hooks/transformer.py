@@ -21,7 +21,7 @@ from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm
 from hooks.prefill import PrefillError, prefill_encoder, prefill_error
 from hooks.rng import torch_rng
-from hooks.running import StrictHooks
+from hooks.running import StrictHooks, as_tokens
 from hooks.selfcheck import check_model
 
 __all__ = ["BlindGapWarning", "Block", "CompressedTransformer"]
@@ -127,6 +127,7 @@ class CompressedTransformer(StrictHooks):
         else:
             self._adopt(weights)
         self._warn_of_blind_gaps()
+        self.eval()
         self.check()
 
     # ------------------------------------------------------------------ what it is
@@ -225,7 +226,8 @@ class CompressedTransformer(StrictHooks):
         Raises
         ------
         PhaselensError
-            For ragged or empty input, ids outside the vocabulary, a batch that does not fit the cache.
+            For ragged or empty input, ids outside the vocabulary, a cache of another model, batch or length.
+            A call that raises leaves its cache as it was.
         ModelCheckError
             If logits are NaN or infinite.
         """
@@ -233,12 +235,20 @@ class CompressedTransformer(StrictHooks):
         last = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
         if not 0 <= first <= last <= self.cfg.n_layers:
             raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
-        ids = self._token_ids(tokens) if start_at_layer is None else None
+        ids = None
+        if start_at_layer is None:
+            ids = as_tokens(tokens, self.cfg.d_vocab, self.device, check_ids=not self.training)
         x = self._stream(tokens) if ids is None else self.hook_embed(nn.functional.embedding(ids, self.W_E))
-        if cache is not None and (
-            x.shape[0] % cache.batch or (x.shape[0] != cache.batch and not cache.forked)
-        ):
-            raise PhaselensError(f"{x.shape[0]} rows do not fit a cache of {cache.batch} sequences")
+        if cache is None:
+            return self._run(x, ids, None, first, last, last_only)
+        cache.require(self.cfg, x.shape[0], first, last)
+        with cache.all_or_nothing():
+            return self._run(x, ids, cache, first, last, last_only)
+
+    def _run(
+        self, x: Tensor, ids: Tensor | None, cache: DecodeCache | None, first: int, last: int, last_only: bool
+    ) -> Tensor:
+        """Run layers `first` … `last`−1 on a residual stream."""
         grams = self._grams(ids, cache, len(x))
         rewind = cache is not None and cache.rewind
         shared = cache.shared if cache is not None and first else None
@@ -389,31 +399,6 @@ class CompressedTransformer(StrictHooks):
             return with_past(None if cache is None else cache.tokens, ids, self.cfg.d_vocab)
         grams = None if cache is None else cache.grams
         return grams if grams is None or cache is None else for_rows(grams, rows, cache.batch)
-
-    def _token_ids(self, tokens: Any) -> Tensor:
-        if not isinstance(tokens, Tensor):
-            try:
-                tokens = torch.as_tensor(tokens)
-            except (ValueError, TypeError) as error:
-                raise PhaselensError(
-                    "tokens are ragged or not numbers; give one rectangular integer tensor [batch, pos]: there "
-                    "is no padding, run prompts of different lengths in separate calls"
-                ) from error
-        if tokens.ndim == 1:
-            tokens = tokens[None]
-        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
-            raise PhaselensError(
-                f"tokens have shape {list(tokens.shape)} and dtype {tokens.dtype}; valid: a non-empty integer "
-                "tensor [batch, pos] (a residual stream needs start_at_layer)"
-            )
-        tokens = tokens.to(self.device)
-        if not self.training:
-            low, high = (int(v) for v in torch.aminmax(tokens))
-            if low < 0 or high >= self.cfg.d_vocab:
-                raise PhaselensError(
-                    f"token id {low if low < 0 else high} is outside the vocabulary; valid: 0 to {self.cfg.d_vocab - 1}"
-                )
-        return tokens.long()
 
     def _stream(self, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.cfg.d_model:
