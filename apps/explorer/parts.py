@@ -1,0 +1,114 @@
+"""What every page is made of: figures with words and files, tables, and the reports of the folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+import xarray as xr
+
+from apps.explorer.folder import load_report, report_names, stamp
+from apps.explorer.state import choice, root_folder
+from hooks.errors import PhaselensError
+from interp.figures.base import number
+from interp.figures.export import figure_rows, to_html
+
+__all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "table"]
+
+CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
+
+
+def heading(title: str, lead: str) -> None:
+    """Title of a page and what can be done on it."""
+    st.title(title)
+    st.markdown(lead)
+
+
+def alt_text(drawn: go.Figure) -> str:
+    """The figure in words, for people who do not see it."""
+    return str((drawn.layout.meta or {}).get("alt", ""))
+
+
+def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
+    """Show a chart with its caption, its description in words, and its files; return the selection."""
+    more: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
+    event = st.plotly_chart(
+        drawn, key=f"chart-{name}", theme=None, config=CONFIG, alt=alt_text(drawn) or name, **more
+    )
+    st.caption(str((drawn.layout.meta or {}).get("caption", "")))
+    with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
+        st.write(alt_text(drawn))
+        left, right = st.columns(2)
+        left.download_button(
+            "HTML figure", lambda: to_html(drawn), f"{name}.html", "text/html", key=f"{name}-html",
+            on_click="ignore",
+        )  # fmt: skip
+        right.download_button(
+            "Data as CSV",
+            lambda: _csv(drawn),
+            f"{name}.csv",
+            "text/csv",
+            key=f"{name}-csv",
+            on_click="ignore",
+        )
+    return event
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Show rows as a real table, which screen readers walk through; numbers with one digit."""
+    shown = [
+        {name: number(v, 1) if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows
+    ]
+    if shown:
+        st.table(pd.DataFrame(shown).set_index(next(iter(shown[0]))))
+
+
+def no_reports() -> None:
+    """What to do in an empty folder."""
+    st.info(
+        "No results in this folder yet. Make some with: `phaselens report w8s8-2kv -o reports/w8s8-2kv`, then "
+        "reload this page. Bundled models can be looked at without: see Models, Compressor and Interventions."
+    )
+
+
+def chosen_report(label: str = "Report") -> tuple[str, dict[str, xr.Dataset]] | None:
+    """Let the user choose a report; None, with what to do on the page, where there is none."""
+    root = root_folder()
+    names = report_names(root) if root.is_dir() else []
+    if not names:
+        no_reports()
+        return None
+    name = choice(label, "report", names)
+    found = report(name)
+    return None if found is None else (name, found)
+
+
+def report(name: str) -> dict[str, xr.Dataset] | None:
+    """Load a report of the folder; None, with the reason on the page, if it cannot be read."""
+    root = root_folder()
+    try:
+        return _load(str(root.resolve()), name, stamp(root, name))
+    except PhaselensError as error:
+        st.error(f"{error}. Remove the file, or make the report again.")
+        return None
+
+
+@st.cache_data(show_spinner="Loading results", max_entries=32)
+def _load(root: str, name: str, changed: float) -> dict[str, xr.Dataset]:
+    """Load once per file version."""
+    return load_report(Path(root), name)
+
+
+def _csv(drawn: go.Figure) -> str:
+    columns, rows = figure_rows(drawn)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()

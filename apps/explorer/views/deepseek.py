@@ -1,0 +1,99 @@
+"""DeepSeek: the published needle and completion results, and the audits of the folder, drawn alike."""
+
+from __future__ import annotations
+
+import streamlit as st
+import xarray as xr
+
+from apps.explorer.folder import audit_names, load_audit
+from apps.explorer.parts import figure, heading, table
+from apps.explorer.state import choice, choices, root_folder, screen_theme, slider
+from hooks.errors import PhaselensError
+from interp.figures import accuracy_by_residue
+from interp.figures.base import number
+from interp.figures.series import Series, lines
+from interp.published import load_published
+from interp.published.sweeps import published_sweeps
+
+
+def page() -> None:
+    """Draw the page."""
+    heading(
+        "DeepSeek-V4 and V4.1",
+        "Published results, and audits of your own checkpoints (`phaselens audit CHECKPOINT -o DIR`), drawn alike.",
+    )
+    st.header("Needle in 128K tokens")
+    sweeps = published_sweeps()
+    chosen = choices("Models", "needle", list(sweeps), default=list(sweeps)[:2])
+    if chosen:
+        named = {name: sweeps[name] for name in chosen}
+        figure(accuracy_by_residue(named, theme=screen_theme(190), height_mm=75), "needle")
+        table(
+            [
+                {
+                    "model": name, "stride": str(one.attrs["stride"]),
+                    "gap by phase (pp)": float(one.attrs["gap_pp"]),
+                    "gap by residue (pp)": float(one.attrs["gap_residue_pp"]),
+                    "worst phase": str(one.attrs["worst_phase"]),
+                }
+                for name, one in named.items()
+            ]
+        )  # fmt: skip
+    else:
+        st.info("Choose at least one model in the list above.")
+    st.header("Completion behind a docstring")
+    _completion(load_published("completion_fp8"))
+    st.header("Your audits")
+    _audits()
+
+
+def _completion(found: dict) -> None:
+    lengths = [int(n) for n in found["filler_tokens"]]
+    length = slider("Filler length (tokens)", "filler", lengths[0], lengths[-1], default=lengths[0])
+    at = lengths.index(length)
+    columns = st.columns(3)
+    columns[0].metric("Length mod 4", str(length % 4))
+    columns[1].metric("P(8), right here", number(found["p_8"][at], 3))
+    columns[2].metric("P(32)", number(found["p_32"][at], 3))
+    drawn = lines(
+        {"P(8)": Series(found["p_8"]), "P(32)": Series(found["p_32"])}, lengths,
+        x_title="filler length (tokens)", y_title="probability", y_range=(-0.03, 1.03), chosen=length, cycle=4,
+        theme=screen_theme(190), caption=str(found["task"]) + ".",
+    )  # fmt: skip
+    figure(drawn, "completion")
+    st.caption(str(found["source"]))
+
+
+def _audits() -> None:
+    root = root_folder()
+    names = audit_names(root) if root.is_dir() else []
+    if not names:
+        st.info("No audits in this folder yet. Make one with: `phaselens audit CHECKPOINT -o DIR`")
+        return
+    name = choice("Audit result", "audit", names)
+    try:
+        found = load_audit(root, name)
+    except PhaselensError as error:
+        st.error(f"{error}. Remove the file, or make the audit again.")
+        return
+    _audit(found)
+
+
+def _audit(found: xr.Dataset) -> None:
+    a = found.attrs
+    if {"accuracy_residue", "accuracy_residue_low"} <= set(map(str, found.data_vars)):
+        columns = st.columns(3)
+        columns[0].metric("Phase gap", f"{number(float(a['gap_pp']), 1)} pp")
+        columns[1].metric("Worst phase", str(a.get("worst_phase", "–")))
+        columns[2].metric("Period in the data", str(a.get("period") or "none"))
+        figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy")
+    elif "p_8" in found:
+        named = {f"P({n})": Series(found[f"p_{n}"].values.tolist()) for n in (8, 32)}
+        drawn = lines(
+            named, [int(n) for n in found["length"].values], x_title="filler length (tokens)",
+            y_title="probability", y_range=(-0.03, 1.03), cycle=int(a.get("period", 0)),
+            theme=screen_theme(190), caption=str(a.get("task", "")),
+        )  # fmt: skip
+        figure(drawn, "audit-completion")
+    else:
+        st.info("This part of an audit has no curve to draw; see its index.html.")

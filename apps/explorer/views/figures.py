@@ -1,0 +1,118 @@
+"""Figures: every plot of a report as a paper figure, with the command line that makes the same file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from apps.explorer.parts import CONFIG, alt_text, chosen_report, heading
+from apps.explorer.state import choice, choices, slider, switch, whole_number
+from hooks.errors import PhaselensError
+from interp.figures.paper import PANELS, available, command, paper_figure
+
+FORMATS = {
+    "pdf": ("PDF (vector)", "application/pdf"),
+    "svg": ("SVG (vector)", "image/svg+xml"),
+    "png": ("PNG (300 dpi)", "image/png"),
+    "html": ("HTML (interactive)", "text/html"),
+    "csv": ("CSV (the data)", "text/csv"),
+}
+
+
+def page() -> None:
+    """Draw the page."""
+    heading(
+        "Figures for a paper",
+        "Choose panels, set the width of your column and the size of your type, and take the file.",
+    )
+    chosen = chosen_report()
+    if chosen is None:
+        return
+    name, found = chosen
+    there = available(found)
+    panels = choices(
+        "Panels, in order (a, b, c …)", "panels", there, default=there[:3],
+        names={key: PANELS[key] for key in there},
+    )  # fmt: skip
+    options = _options(found)
+    if not panels:
+        st.info("Choose at least one panel.")
+        return
+    try:
+        drawn = paper_figure(found, panels, **options)
+    except PhaselensError as error:
+        st.error(f"{error}.")
+        return
+    st.subheader("Preview")
+    with st.container(horizontal=True, key="preview"):
+        st.plotly_chart(
+            drawn,
+            key="preview-chart",
+            theme=None,
+            config=CONFIG,
+            alt=alt_text(drawn),
+            width=int(drawn.layout.width),
+        )
+    st.caption(str(drawn.layout.meta["caption"]))
+    _files(drawn, name, panels, options)
+
+
+def _options(found: Any) -> dict[str, Any]:
+    one, two, three = st.columns(3)
+    with one:
+        width = slider("Width (mm)", "width", 60, 200, default=180, help="85: one column; 180: two.")
+    with two:
+        font = slider("Type size (pt)", "type", 5, 12, default=7)
+    with three:
+        columns = whole_number("Panels side by side", "columns", 1, 4, default=2)
+    units: list[str] = []
+    if "gates" in found and found["gates"].sizes["unit"]:
+        there = [str(u) for u in found["gates"]["unit"].values]
+        units = choices(
+            "Units in the gate panel", "units", there, default=[], help="Empty: the two that cost most."
+        )
+    dark = switch("Light type on a dark ground", "dark")
+    return {"width_mm": width, "font_pt": font, "columns": columns, "units": units or None, "dark": dark}
+
+
+def _files(drawn: go.Figure, name: str, panels: list[str], options: dict[str, Any]) -> None:
+    st.subheader("The file")
+    suffix = choice(
+        "Format", "format", list(FORMATS), names={key: value[0] for key, value in FORMATS.items()}
+    )
+    key = str(hash((drawn.to_json(), suffix)))
+    made: dict[str, bytes] = st.session_state.setdefault("files", {})
+    if key not in made and st.button("Make the file", type="primary", key="make"):
+        with st.spinner(f"Rendering {suffix.upper()}"):
+            content, notice = _render(drawn, suffix)
+        if content is None:
+            st.error(notice)
+            return
+        made.clear()
+        made[key] = content
+    if key in made:
+        st.download_button(
+            f"Download figure.{suffix}", made[key], f"figure.{suffix}", FORMATS[suffix][1], key="download",
+            on_click="ignore", type="primary",
+        )  # fmt: skip
+    st.caption("The same file from the command line, in the folder the explorer was opened on:")
+    formats = [suffix] if suffix != "csv" else ["html"]
+    st.code(command(name, panels, formats=formats, **options), language="bash", wrap_lines=True)
+
+
+def _render(drawn: go.Figure, suffix: str) -> tuple[bytes | None, str]:
+    """Bytes of the file, or None and what to install."""
+    from interp.figures.export import export
+
+    with tempfile.TemporaryDirectory() as folder:
+        stem = Path(folder) / "figure"
+        try:
+            done = export(drawn, stem, [] if suffix == "csv" else [suffix])
+        except PhaselensError as error:
+            return None, f"{error}."
+        path = stem.with_suffix(f".{suffix}")
+        return (path.read_bytes(), "") if path.is_file() else (None, done.notice)

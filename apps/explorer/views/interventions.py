@@ -1,0 +1,252 @@
+"""Interventions: remove units, patch between phases, and tell direct from total effects; all run live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+import xarray as xr
+
+from apps.explorer import live
+from apps.explorer.parts import figure, heading, table
+from apps.explorer.state import choice, choices, screen_theme, slider, whole_number
+from interp.figures.base import number
+
+_UNITS = {"kv_head": "KV heads", "head": "query heads", "layer": "whole layers"}
+_REPLACE = {
+    "mean": "its mean",
+    "zero": "zero",
+    "phase_mean": "its mean at the same phase",
+    "resample": "its value in another prompt",
+}
+
+
+def page() -> None:
+    """Draw the page."""
+    heading(
+        "Change the model and see",
+        "Runs on this computer and in this session alone: nobody else's page sees what is removed here. "
+        "Every run can be stopped.",
+    )
+    chosen = live.chosen_model()
+    if chosen is None:
+        return
+    hooked = chosen[1]
+    left, right = st.columns(2)
+    with left:
+        kind = choice("Units", "kind", list(_UNITS), names=_UNITS)
+    with right:
+        blocks = slider("Prompts a residue", "n", 2, 32, default=6, help="More prompts, narrower intervals.")
+    labels = _labels(hooked, kind)
+    remove, patching, direct = st.tabs(["Remove", "Patch", "Direct and total"])
+    with remove:
+        _remove(hooked, kind, labels, blocks)
+    with patching:
+        _patch(hooked, kind, blocks)
+    with direct:
+        _direct(hooked, kind, labels, blocks)
+
+
+def _labels(hooked: Any, kind: str) -> list[str]:
+    from interp.units import units
+
+    return [one.label for one in units(hooked, kind)]
+
+
+def _asked(button: str, key: str, what: str, hooked: Any, arguments: dict[str, Any]) -> bool:
+    """Whether to show a result: it is kept from before, or was just asked for."""
+    pressed = st.button(button, key=key, type="primary")
+    if live.kept(what, hooked, arguments) is None and not pressed:
+        st.caption("Nothing has been run with these settings yet.")
+        return False
+    return True
+
+
+def _task(hooked: Any) -> Any:
+    from interp.tasks import RecallTask
+
+    return RecallTask.for_model(hooked)
+
+
+# ---- removing ----------------------------------------------------------------------------------------------
+
+
+def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
+    only = choices("Remove together", "remove", labels, default=labels[:1])
+    left, right = st.columns(2)
+    with left:
+        replace = choice("Replaced by", "replace", list(_REPLACE), names=_REPLACE)
+    with right:
+        prompt = whole_number("Prompt to look at", "prompt", 0, 99, default=0)
+    if not only:
+        st.info("Choose at least one unit to remove.")
+        return
+    arguments = {"kind": kind, "only": only, "replace": replace, "blocks": blocks}
+    if not _asked("Run", "run-remove", "removal", hooked, arguments):
+        return
+
+    def work() -> xr.Dataset:
+        from interp import knockout
+
+        task = _task(hooked)
+        return knockout(
+            hooked, task, unit=kind, replace=replace, sets=[only], n=blocks * task.modulus, memory=1 << 26,
+            progress=False,
+        )  # fmt: skip
+
+    found = live.run("removal", hooked, arguments, work, stop=True)
+    if found is None:
+        return
+    _by_phase(found)
+    _one_prompt(hooked, kind, only, replace, prompt)
+
+
+def _by_phase(found: xr.Dataset) -> None:
+    from interp.figures.series import Series, lines
+    from interp.stats import phase_intervals
+
+    stride = int(found.attrs["stride"])
+    named = {}
+    for name, correct in (
+        ("before", found["clean_correct"].values), ("after", found["correct"].values[0])
+    ):  # fmt: skip
+        low, high = (100 * bound for bound in phase_intervals(correct, stride))
+        mean = 100 * correct.reshape(correct.shape[0], -1, stride).mean((0, 1))
+        named[name] = Series(mean.tolist(), low.tolist(), high.tolist())
+    drawn = lines(
+        named, range(stride), x_title="phase of the target", y_title="accuracy (%)", y_range=(-3, 103),
+        cycle=stride, theme=screen_theme(190),
+        caption=(
+            f"Accuracy by phase before and after {found['unit'].values[0]} is replaced by "
+            f"{_REPLACE[str(found.attrs['replace'])]} at the final position; bars are BCa 95% intervals over "
+            "prompts where there are at least ten."
+        ),
+    )  # fmt: skip
+    figure(drawn, "before-and-after")
+
+
+def _one_prompt(hooked: Any, kind: str, only: list[str], replace: str, prompt: int) -> None:
+    from interp.follow import before_after, token_word
+
+    task = _task(hooked)
+    st.subheader(f"Prompt {prompt}: what the model answers")
+    residue = slider("Residue of the target", "residue", 0, task.modulus - 1, default=0)
+    found = live.run(
+        "one prompt", hooked, {"kind": kind, "only": only, "replace": replace, "prompt": prompt},
+        lambda: before_after(hooked, task, only=only, unit=kind, replace=replace, prompt=prompt),
+    )  # fmt: skip
+    if found is None:
+        return
+    at = found.sel(residue=residue)
+    answer = int(at["answer"])
+    st.markdown(
+        f"The right answer is **{token_word(task, answer)}**: probability "
+        f"**{number(float(at['probability'][0]), 3)}** before and **{number(float(at['probability'][1]), 3)}** after."
+    )
+    rows = []
+    for rank in range(at.sizes["rank"]):
+        row = {"rank": str(rank + 1)}
+        for i, run in enumerate(("before", "after")):
+            token = int(at["token"][i, rank])
+            mark = " ✓" if token == answer else ""
+            row[run] = f"{token_word(task, token)}{mark}"
+            row[f"p {run}"] = number(float(at["p"][i, rank]), 3)
+        rows.append(row)
+    table(rows)
+
+
+# ---- patching ----------------------------------------------------------------------------------------------
+
+
+def _patch(hooked: Any, kind: str, blocks: int) -> None:
+    from interp.phases import measured_stride
+
+    task = _task(hooked)
+    stride = measured_stride(hooked, task)
+    if stride < 2:
+        st.info("This model has a single phase: there is no other one to patch from.")
+        return
+    st.markdown(
+        "Each unit's output is taken from the **same prompt with its target shifted** to another phase and "
+        "written into the prompt as it was."
+    )
+    shift = slider("Shift (tokens)", "by", 1, stride - 1, default=1)
+    arguments = {"kind": kind, "shift": shift, "blocks": blocks}
+    if not _asked("Run patching", "run-patch", "patching", hooked, arguments):
+        return
+
+    def work() -> xr.Dataset:
+        from interp import patch
+
+        return patch(
+            hooked, task, shift=shift, unit=kind, n=blocks * task.modulus, memory=1 << 26, progress=False
+        )
+
+    found = live.run("patching", hooked, arguments, work, stop=True)
+    if found is not None:
+        _patch_map(found, shift)
+
+
+def _patch_map(found: xr.Dataset, shift: int) -> None:
+    from interp.figures.cell_map import cell_map
+
+    values = found["effect_logprob"].values
+    rows = [str(u) for u in found["unit"].values]
+    place = np.unravel_index(int(np.nanargmax(np.abs(values))), values.shape)
+    drawn = cell_map(
+        values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
+        y_title="unit", value_name="change (nats)", limit=max(0.1, float(np.abs(values).max())),
+        theme=screen_theme(190), row_mm=6.5,
+        alt=f"The largest change is {values[place]:.2f} nats, unit {rows[place[0]]} at phase {place[1]}.",
+        caption=(
+            f"Mean change of the answer's log-probability (nats) when a unit's output comes from the prompt "
+            f"shifted by {shift}: blue helps, red hurts."
+        ),
+    )  # fmt: skip
+    figure(drawn, "patching-map")
+
+
+# ---- direct and total --------------------------------------------------------------------------------------
+
+
+def _direct(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
+    st.markdown(
+        "**Direct**: everything behind the unit is held as it was. **Total**: nothing is held. Where total is "
+        "smaller than direct, later components make up for the loss."
+    )
+    arguments = {"kind": kind, "blocks": blocks}
+    if not _asked("Run both", "run-direct", "direct and total effects", hooked, arguments):
+        return
+
+    def work() -> xr.Dataset:
+        from interp.paths import direct_effects
+
+        task = _task(hooked)
+        return direct_effects(
+            hooked, task, unit=kind, n=blocks * task.modulus, memory=1 << 26, progress=False
+        )
+
+    found = live.run("direct and total effects", hooked, arguments, work, stop=True)
+    if found is None:
+        return
+    from interp.figures.series import Series, lines
+
+    unit = choice(
+        "Unit shown", "shown", labels, default=str(found["total"].min("phase").idxmin("unit").item())
+    )
+    row = found.sel(unit=unit)
+    named = {
+        name: Series(*(row[f"{name}{end}"].values.tolist() for end in ("", "_low", "_high")))
+        for name in ("direct", "total")
+    }
+    stride = row.sizes["phase"]
+    drawn = lines(
+        named, range(stride), x_title="phase of the target", y_title="Δ log-probability (nats)", cycle=stride,
+        theme=screen_theme(190),
+        caption=(
+            f"Mean change of the answer's log-probability when {unit} is replaced by its mean at the final "
+            "position; bars are BCa 95% intervals over prompts where there are at least ten."
+        ),
+    )  # fmt: skip
+    figure(drawn, f"direct-and-total-{unit}")
