@@ -11,11 +11,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interp.attribution import attribution as attribution
     from interp.audit import audit as audit
+    from interp.controls import controls as controls
+    from interp.gate_interventions import cycling as cycling
+    from interp.gate_interventions import forced_gates as forced_gates
+    from interp.gate_interventions import gate_parts as gate_parts
     from interp.gates import cycle_gates as cycle_gates
     from interp.gates import gate_profile as gate_profile
+    from interp.greedy import smallest_set as smallest_set
     from interp.knockout import knockout as knockout
     from interp.patching import patch as patch
+    from interp.paths import direct_effects as direct_effects
+    from interp.paths import path_patch as path_patch
+    from interp.query_phase import query_sweep as query_sweep
+    from interp.reading import reading as reading
+    from interp.reading import value_path as value_path
     from interp.specialization import specialization as specialization
     from interp.sweep import phase_sweep as phase_sweep
     from interp.tasks import Prompts as Prompts
@@ -24,13 +35,24 @@ if TYPE_CHECKING:
 _HOME = {
     "Prompts": "tasks",
     "RecallTask": "tasks",
+    "attribution": "attribution",
     "audit": "audit",
+    "controls": "controls",
     "cycle_gates": "gates",
+    "cycling": "gate_interventions",
+    "direct_effects": "paths",
+    "forced_gates": "gate_interventions",
+    "gate_parts": "gate_interventions",
     "gate_profile": "gates",
     "knockout": "knockout",
     "patch": "patching",
+    "path_patch": "paths",
     "phase_sweep": "sweep",
+    "query_sweep": "query_phase",
+    "reading": "reading",
+    "smallest_set": "greedy",
     "specialization": "specialization",
+    "value_path": "reading",
 }
 
 __all__ = sorted(_HOME)

@@ -51,6 +51,9 @@ Padding = Annotated[
         help="How the target reaches a residue: gaps between records vary, or all records move together."
     ),
 ]
+Controls = Annotated[
+    bool, Parameter(help="Hold it against strides that mean nothing, and a model with random weights.")
+]
 Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
 
 
@@ -129,6 +132,7 @@ def knockout(
         Literal["final", "all"], Parameter(help="At the final position only, or at all.")
     ] = "final",
     n: Count = None,
+    controls: Controls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
     device: Device = "cpu",
@@ -145,9 +149,14 @@ def knockout(
         from interp.specialization import specialization
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        effects = knock(hooked, task, unit=unit, replace=replace, at=at, n=n, seed=seed)
+
+        def measure(other: Any) -> Any:
+            return knock(other, task, unit=unit, replace=replace, at=at, n=n, seed=seed)
+
+        effects = measure(hooked)
         stride = int(effects.attrs["stride"])
-        return {"knockout": effects, "specialization": specialization(effects, stride=stride)}
+        found = {"knockout": effects, "specialization": specialization(effects, stride=stride)}
+        return cli_run.with_controls(found, hooked, measure, seed=seed, wanted=controls)
 
     cli_run.run(work, out, as_json=json)
 
@@ -162,14 +171,24 @@ def patch(
         Parameter(help="What the two prompts of a pair differ in: the target's phase, or its value."),
     ] = "shift",
     shift: Annotated[int, Parameter(help="How far the target moves, in residues.")] = 1,
-    unit: Unit = "head",
+    direction: Annotated[
+        Literal["noising", "denoising"], Parameter(help="Into the clean prompt, or into the other one.")
+    ] = "noising",
+    unit: Annotated[
+        Literal["head", "kv_head", "layer", "mlp", "position", "entry", "offset"],
+        Parameter(help="What is patched, one at a time; positions and entries relative to the target's."),
+    ] = "head",
+    site: Annotated[
+        str | None, Parameter(help="Another site of every layer, e.g. attn.indexer.hook_picks.")
+    ] = None,
     n: Count = None,
+    controls: Controls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Patch each head's output from a prompt into the same prompt shifted to another phase.
+    """Patch heads, positions, entries or any site from a prompt into one that differs in one thing.
 
     Example: phaselens patch w8s8-2kv --shift 3 -o runs/patch
     """
@@ -179,7 +198,21 @@ def patch(
         from interp.patching import patch as patching
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        return {"patch": patching(hooked, task, pairs=pairs, shift=shift, unit=unit, n=n, seed=seed)}
+
+        def measure(other: Any) -> Any:
+            return patching(
+                other,
+                task,
+                pairs=pairs,
+                shift=shift,
+                direction=direction,
+                unit=unit,
+                site=site,
+                n=n,
+                seed=seed,
+            )
+
+        return cli_run.with_controls({"patch": measure(hooked)}, hooked, measure, seed=seed, wanted=controls)
 
     cli_run.run(work, out, as_json=json)
 
@@ -189,7 +222,16 @@ def gates(
     model: Model,
     *,
     out: Out = None,
+    cycle: Annotated[
+        list[int] | None,
+        Parameter(help="Move gates by so many offsets too, and compare with what that predicts; repeatable."),
+    ] = None,
+    parts: Annotated[
+        bool,
+        Parameter(help="Knock heads out with gates forced to their mean, their deviation, or uniform, too."),
+    ] = False,
     n: Count = None,
+    controls: Controls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
     device: Device = "cpu",
@@ -197,15 +239,13 @@ def gates(
 ) -> None:
     """Measure gate profiles by phase, static and per-window effective numbers of offsets.
 
-    Example: phaselens gates w8s8-2kv -o runs/gates
+    Example: phaselens gates w8s8-2kv --cycle 1 --cycle -1 -o runs/gates
     """
     from interp import cli_run
 
     def work() -> dict[str, Any]:
-        from interp.gates import gate_profile
-
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        return {"gates": gate_profile(hooked, task, n=n, seed=seed)}
+        return cli_run.gates(hooked, task, cycle=cycle, parts=parts, n=n, seed=seed, controls=controls)
 
     cli_run.run(work, out, as_json=json)
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_device",
     "explore",
     "figures",
+    "gates",
     "prepare",
     "print_json",
     "report",
@@ -32,6 +33,7 @@ __all__ = [
     "show_results",
     "show_zoo",
     "train",
+    "with_controls",
 ]
 
 
@@ -99,6 +101,47 @@ def run(work: Callable[[], Mapping[str, Any]], out: Path | None, *, as_json: boo
 
         files = save_results(found, staging)
     show(found, as_json=as_json, files=[out / name for name in files])
+
+
+def with_controls(
+    found: Mapping[str, Any], model: Any, measure: Callable[[Any], Any], *, seed: int, wanted: bool
+) -> dict[str, Any]:
+    """Add the controls of the first result, if they are wanted."""
+    if not wanted:
+        return dict(found)
+    from interp.controls import controls
+
+    return {**found, "controls": controls(model, next(iter(found.values())), measure, seed=seed)}
+
+
+def gates(
+    model: Any,
+    task: Any,
+    *,
+    cycle: Sequence[int] | None,
+    parts: bool,
+    n: int | None,
+    seed: int,
+    controls: bool,
+) -> dict[str, Any]:
+    """Profile gates; cycle them, force them to their parts and profile random weights where wanted."""
+    from interp.controls import random_like
+    from interp.gate_interventions import cycling, gate_parts
+    from interp.gates import gate_profile
+    from interp.rng import derive_seed
+
+    blocks = 64 if n is None else -(-n // task.modulus)
+    found = {"gates": gate_profile(model, task, n=n, seed=seed)}
+    if cycle:
+        found["cycling"] = cycling(model, task, shifts=cycle, n_per_residue=blocks, seed=seed)
+    if parts:
+        found["gate_parts"] = gate_parts(model, task, n=n, seed=seed)
+    if controls:
+        other = random_like(model, seed=derive_seed(seed, "random weights") % 2**31)
+        found["controls"] = gate_profile(other, task, n=n, seed=seed)
+        if cycle:
+            found["controls_cycling"] = cycling(other, task, shifts=cycle, n_per_residue=blocks, seed=seed)
+    return found
 
 
 def show(found: Mapping[str, Any], *, as_json: bool, files: list[Path] | None = None) -> None:

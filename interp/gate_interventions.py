@@ -225,7 +225,7 @@ def _forcing(model: HookedModel, name: str, to: str | int, mean: Tensor | None) 
             wanted = gate / mean.to(gate).clamp_min(torch.finfo(gate.dtype).tiny)
         else:
             wanted = torch.zeros_like(gate)
-            wanted[:, :, to] = 1
+            wanted.select(2, int(to)).fill_(1)
         wanted = wanted * open_slot if to != "static" else torch.where(open_slot, wanted, 0 * wanted)
         mass = wanted.sum(2, keepdim=True)
         return torch.where(mass > 0, wanted / mass.clamp_min(torch.finfo(gate.dtype).tiny), gate)
@@ -274,7 +274,7 @@ def gate_parts(
     change = np.stack(
         [stats.phase_means(one["logprob"].values - one["clean_logprob"].values, step) for one in found]
     )
-    specialised = served[0]["serves"].values.any(axis=1)
+    specialised = np.asarray(served[0]["serves"].values.any(axis=1))
     similar = [_similarity(change[0], each, specialised, seed) for each in change]
     bounds = [stats.phase_intervals(one["clean_correct"].values, step, seed=seed) for one in found]
     cells, attrs = ("gates", "unit", "phase"), dict(found[0].attrs)

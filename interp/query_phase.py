@@ -71,14 +71,15 @@ def query_sweep(
     step = measured_stride(model, task, stride)
     rows = _rows(n_per_residue, step, task.modulus)
     tables: dict[str, list[np.ndarray]] = {name: [] for name in _SCORES}
+    position = np.empty(0, dtype=np.int64)
     for phase in range(step):
         prompts = task.sample(n_per_residue * task.modulus, seed=seed, query_phase=phase, query_stride=step)
         prompts = prompts.select(rows)
         scores = engine.run(model, prompts, memory=memory, progress=progress, label=f"query phase {phase}")
+        position = prompts.target_position.numpy().reshape(n_per_residue, step)  # the same every time
         for name in _SCORES:
             tables[name].append(scores[name][0].numpy().reshape(n_per_residue, step))
     crossed = {name: np.stack(parts) for name, parts in tables.items()}  # [query, prompt, target]
-    position = prompts.target_position.numpy().reshape(n_per_residue, step)
     attrs = results.provenance(model, task, seed, n_per_residue=n_per_residue, axis="query", stride=step)
     return _dataset(crossed, position, step, seed, attrs)
 

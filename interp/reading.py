@@ -310,7 +310,8 @@ def _slots(read: _Head, some: list[Path], scale: Tensor) -> Callable[..., Tensor
     assert read.gate is not None
     assert read.payload is not None
     assert read.pooled is not None
-    part = (read.gate * read.payload).to(read.pooled.dtype)  # [entry, offset, d_head]
+    whole_entry = read.pooled
+    part = (read.gate * read.payload).to(whole_entry.dtype)  # [entry, offset, d_head]
 
     def edit(pooled: Tensor, hook: object) -> Tensor:
         pooled = pooled.clone()
@@ -319,7 +320,7 @@ def _slots(read: _Head, some: list[Path], scale: Tensor) -> Callable[..., Tensor
                 continue
             mine = part[entry, offset]
             if read.branch == "key":  # tied values: a norm lies behind
-                size, whole = mine.square().mean().sqrt(), read.pooled[entry].square().mean().sqrt()
+                size, whole = mine.square().mean().sqrt(), whole_entry[entry].square().mean().sqrt()
                 if float(size) > 0:
                     scale[row] = whole / size
             pooled[row, entry] = mine * scale[row].to(mine.dtype)  # all KV heads: one of them is read
