@@ -57,18 +57,20 @@ def prefill_encoder(
         replay = _longest_window(model, start)
     if isinstance(replay, bool) or not isinstance(replay, int) or replay < 1:
         raise PhaselensError(f"replay={replay!r}; valid: 1 token or more, or None for the exact window")
+    with cache.all_or_nothing():
+        x = model(tokens, cache, stop_at_layer=start)
+        length, shared, grams = x.shape[1], None, cache.grams
+        replay = min(replay, length)
+        for index in range(start, model.cfg.n_layers):
+            state = LayerState() if index == start else LayerState(length - replay)
+            here = None if grams is None else grams[:, -(x.shape[1] + PAST) :]
+            x, cache.layers[index], shared = model.blocks[index](
+                x, state, shared=shared, queries=replay, grams=here
+            )
+        cache.end_call(grams)
+        logits = model.logits(x[:, -1:])
     cache.rewind = False
-    x = model(tokens, cache, stop_at_layer=start)
-    length, shared, grams = x.shape[1], None, cache.grams
-    replay = min(replay, length)
-    for index in range(start, model.cfg.n_layers):
-        state = LayerState() if index == start else LayerState(length - replay)
-        here = None if grams is None else grams[:, -(x.shape[1] + PAST) :]
-        x, cache.layers[index], shared = model.blocks[index](
-            x, state, shared=shared, queries=replay, grams=here
-        )
-    cache.end_call(grams)
-    return model.logits(x[:, -1:])
+    return logits
 
 
 def _longest_window(model: CompressedTransformer, start: int) -> int:

@@ -311,6 +311,18 @@ def test_what_cannot_be_prefilled_so():
     model(tokens(1, 3), used)
     with pytest.raises(PhaselensError, match="needs a fresh cache"):
         model.prefill_encoder(tokens(1, 9), used)
+    fresh = model.start_cache(1)
+
+    def fail(x, hook):
+        raise RuntimeError("stopped")
+
+    with (
+        pytest.raises(RuntimeError, match="stopped"),
+        model.hooks(fwd_hooks=[("blocks.6.attn.hook_q", fail)]),
+    ):
+        model.prefill_encoder(tokens(1, 9), fresh)
+    assert fresh.rewind
+    assert [state.length for state in fresh.layers] == [0] * 8
     plain = build(small("all entries, stride 1"))
     with pytest.raises(PhaselensError, match="decoder_start=None"):
         plain.prefill_encoder(tokens(1, 9), plain.start_cache(1))
