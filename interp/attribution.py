@@ -151,7 +151,7 @@ def rank_agreement(
         x, y = a[:, rows].mean(1).ravel(), b[:, rows].mean(1).ravel()
         if np.ptp(x) == 0 or np.ptp(y) == 0:
             return float("nan")
-        return float(scipy_stats.spearmanr(x, y).statistic)
+        return float(np.corrcoef(scipy_stats.rankdata(x), scipy_stats.rankdata(y))[0, 1])
 
     prompts = a.shape[1]
     if prompts < stats.MIN_BOOTSTRAP_PROMPTS:

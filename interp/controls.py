@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from interp import stats
 from interp.phases import by_phase
 from interp.rng import derive_seed, numpy_rng
 
-__all__ = ["controls", "paired_statistics", "random_like"]
+__all__ = ["controls", "discover_then_confirm", "over_seeds", "paired_statistics", "random_like"]
 
 Variables = dict[str, tuple[tuple[str, str], Float[np.ndarray, "unit phase"]]]
 
@@ -75,6 +75,113 @@ def paired_statistics(
     axes = ("unit", "phase")
     found = {"": by.mean(axis=1), "_low": low, "_high": high, "_p": p, "_q": q}
     return {f"{name}{end}": (axes, values) for end, values in found.items()}
+
+
+def discover_then_confirm(
+    found: xr.Dataset, *, variable: str = "logprob", seed: int = 0, share: float = 0.5
+) -> xr.Dataset:
+    """Explore on some prompts and confirm on the others.
+
+    Parameters
+    ----------
+    found : Dataset
+        Of any verb: `variable` (unit, prompt, residue), its clean (or base) counterpart, attribute ``stride``.
+    variable : str
+        The score.
+    seed, share
+        Of the split, see :func:`interp.stats.discover_confirm`.
+
+    Returns
+    -------
+    Dataset
+        By ``(unit, phase)``: ``q_discover``, Benjamini–Hochberg on the discovering half, exploratory;
+        ``discovered`` (q < 0.05); ``p_confirm``, family-wise on the confirming half over the units that were
+        discovered at any phase (NaN for the others); ``confirmed``, discovered there with p < 0.05 and the
+        same sign. Numbers to publish need seeds of at least ``stats.CONFIRMATORY_SEED`` besides.
+
+    Raises
+    ------
+    StatisticsError
+        If a half has fewer than 6 prompt_ids.
+    """
+    stride, deltas = int(found.attrs["stride"]), _deltas(found, variable)
+    first, second = stats.discover_confirm(deltas.shape[1], seed=seed, share=share)
+    if min(len(first), len(second)) < stats.MIN_TEST_PROMPTS:
+        raise StatisticsError(
+            f"{deltas.shape[1]} prompt_ids leave a half below {stats.MIN_TEST_PROMPTS}; valid: "
+            f"{2 * stats.MIN_TEST_PROMPTS} or more"
+        )
+    looked = paired_statistics("x", deltas[:, first], stride, seed=seed)
+    q, mean = looked["x_q"][1], looked["x"][1]
+    discovered = q < stats.SIGNIFICANCE
+    chosen = discovered.any(axis=1)
+    p, confirmed = np.full(q.shape, np.nan), np.zeros(q.shape, dtype=bool)
+    if chosen.any():
+        again = stats.effect_test(deltas[chosen][:, second], stride, seed=seed)
+        p[chosen] = again.p
+        same = np.sign(again.statistic) == np.sign(mean[chosen])
+        confirmed[chosen] = discovered[chosen] & (again.p < stats.SIGNIFICANCE) & same
+    axes = ("unit", "phase")
+    return xr.Dataset(
+        {
+            "q_discover": (axes, q),
+            "discovered": (axes, discovered),
+            "p_confirm": (axes, p),
+            "confirmed": (axes, confirmed),
+        },
+        coords={"unit": found["unit"].values, "phase": np.arange(stride)},
+        attrs={**found.attrs, "n_discover": len(first), "n_confirm": len(second), "split_seed": seed},
+    )
+
+
+def over_seeds(found: Sequence[xr.Dataset], *, variable: str = "logprob", seed: int = 0) -> xr.Dataset:
+    """Mean change by unit and phase over the trained seeds of one model family, seeds drawn first.
+
+    Parameters
+    ----------
+    found : sequence of Dataset
+        One a seed, of the same verb and settings on the same number of prompts. Units match by label: a claim
+        about "head 1.0" of a family presumes that seeds put the same thing there; layers are safer.
+    variable : str
+        The score.
+    seed : int
+        Of the resamples.
+
+    Returns
+    -------
+    Dataset
+        ``change change_low change_high (unit, phase)``, see :func:`interp.stats.family_interval` (NaN below 3
+        seeds or 10 prompts); ``by_seed (model_seed, unit, phase)``: all seeds, never a chosen one alone.
+
+    Raises
+    ------
+    StatisticsError
+        If the results do not match.
+    """
+    if not found or any(
+        dict(one.sizes) != dict(found[0].sizes) or one.attrs["stride"] != found[0].attrs["stride"]
+        for one in found
+    ):
+        raise StatisticsError("results of a family must be one or more, of equal sizes and strides")
+    stride = int(found[0].attrs["stride"])
+    # [seed, prompt, unit, phase]
+    by = np.stack([stats.phase_means(_deltas(one, variable), stride).swapaxes(0, 1) for one in found])
+    low, high = stats.family_interval(by, seed=seed)
+    axes = ("unit", "phase")
+    return xr.Dataset(
+        {
+            "change": (axes, by.mean(axis=(0, 1))),
+            "change_low": (axes, low),
+            "change_high": (axes, high),
+            "by_seed": (("model_seed", *axes), by.mean(axis=1)),
+        },
+        coords={"unit": found[0]["unit"].values, "phase": np.arange(stride)},
+        attrs={
+            "stride": stride,
+            "scored": variable,
+            "model_hashes": [str(one.attrs["model_hash"]) for one in found],
+        },
+    )
 
 
 def random_like(model: Any, *, seed: int = 0) -> Any:

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from interp import knockout
-from interp.controls import controls, paired_statistics, random_like
+from interp.controls import controls, discover_then_confirm, over_seeds, paired_statistics, random_like
 from tests.interp.intervention_models import TASK, small
 
 
@@ -74,3 +75,41 @@ def test_placebo_strides_are_among_the_controls():
     )
     assert result.control.values.tolist() == ["own", "placebo 3", "random weights"]
     assert result.attrs["control_model_hash"] != result.attrs["model_hash"]
+
+
+def effects(deltas, stride=4):
+    axes = ("unit", "prompt", "residue")
+    return xr.Dataset(
+        {"logprob": (axes, deltas), "clean_logprob": (axes[1:], np.zeros(deltas.shape[1:]))},
+        coords={"unit": [f"0.{i}" for i in range(len(deltas))]},
+        attrs={"stride": stride, "model_hash": "x"},
+    )
+
+
+def test_what_is_discovered_is_confirmed_on_other_prompts():
+    rng = np.random.default_rng(2)
+    deltas = rng.normal(size=(5, 60, 8))
+    deltas[2, :, [1, 5]] -= 1.5
+    # Strong on the discovering half alone: not confirmed.
+    from interp.stats import discover_confirm
+
+    first, _ = discover_confirm(60, seed=0)
+    deltas[4, first[:, None], [[3, 7]]] += 1.5
+    found = discover_then_confirm(effects(deltas))
+    assert np.argwhere(found.confirmed.values).tolist() == [[2, 1]]
+    assert found.discovered.values[4, 3]
+    assert np.isnan(found.p_confirm.values[~found.discovered.values.any(1)]).all()
+    with pytest.raises(ValueError, match="12 or more"):
+        discover_then_confirm(effects(deltas[:, :10]))
+
+
+def test_a_family_is_all_its_seeds_and_its_interval_holds_their_spread():
+    rng = np.random.default_rng(3)
+    levels = [-1.0, -2.0, -3.0, -2.0]
+    found = over_seeds([effects(level + 0.01 * rng.normal(size=(1, 20, 8))) for level in levels])
+    assert found.change.values[0] == pytest.approx([-2.0] * 4, abs=0.02)
+    assert found.by_seed.values[:, 0, 0] == pytest.approx(levels, abs=0.02)
+    assert (found.change_low.values < -2.5).all()  # the seeds' scatter, not the prompts'
+    assert np.isnan(over_seeds([effects(rng.normal(size=(1, 20, 8)))] * 2).change_low.values).all()
+    with pytest.raises(ValueError, match="equal sizes"):
+        over_seeds([effects(np.zeros((1, 20, 8))), effects(np.zeros((1, 10, 8)))])
