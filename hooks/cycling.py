@@ -30,8 +30,13 @@ def cycle_gates(model: Any, shift: int) -> Any:
     SiteError
         If the model has no gates of its own per offset, or windows that overlap.
     """
-    layers = [i for i in range(model.cfg.n_layers) if model.geometry(i) is not None]
-    if not hasattr(model, "blocks") or not layers:
+    own = hasattr(model.cfg, "layer")  # a model of ours; others keep no gate weights by offset
+    layers = [
+        i
+        for i in range(model.cfg.n_layers if own else 0)
+        if model.geometry(i) is not None and model.cfg.layer(i).role == "full"
+    ]
+    if not layers:
         raise SiteError(f"model {model.name!r} has no gates to cycle; valid: own models with chunked layers")
     for layer in layers:
         geometry, kind = model.geometry(layer), model.cfg.layer(layer)
@@ -40,6 +45,8 @@ def cycle_gates(model: Any, shift: int) -> Any:
                 f"layer {layer} has window {geometry.window}, stride {geometry.stride} and {kind.gate} gates; "
                 "cycling needs window = stride and learned gates"
             )
+        if kind.payload == "shared" and not kind.gate_bias:
+            raise SiteError(f"layer {layer} gates every offset alike, so there is nothing to cycle")
     moved = copy.deepcopy(model)
     moved.name = f"{model.name}, gates cycled by {shift}"
     with torch.no_grad():

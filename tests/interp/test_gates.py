@@ -67,3 +67,5 @@ def test_cycling_moves_gates_and_leaves_payloads():
     assert cycle_gates(model, 4).content_hash() == model.content_hash()
     with pytest.raises(SiteError, match="window = stride"):
         cycle_gates(CompressedTransformer(preset("w8s4-4kv")), 1)
+    with pytest.raises(SiteError, match="nothing to cycle"):
+        cycle_gates(CompressedTransformer(preset("v41-w2s2-1kv")), 1)
