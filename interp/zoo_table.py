@@ -1,0 +1,114 @@
+"""The zoo, measured: ``python -m interp.zoo_table > docs/zoo.md`` writes the page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from interp.stats import CONFIRMATORY_SEED
+
+__all__ = ["zoo_page"]
+
+
+def zoo_page(
+    names: Sequence[str] | None = None, *, n_per_residue: int = 48, seed: int = CONFIRMATORY_SEED
+) -> str:
+    """Measure zoo models on fresh prompts and return a Markdown page.
+
+    Parameters
+    ----------
+    names : sequence of str or None
+        All of the zoo if None.
+    n_per_residue : int
+        Prompts per residue.
+    seed : int
+        Of the prompts; confirmatory seeds are never used while developing.
+
+    Returns
+    -------
+    str
+        A table of what each model does by phase and which heads serve which phases, and under it how each was
+        made and what every other run gave.
+    """
+    from hooks.checkpoint import zoo, zoo_info
+
+    chosen = list(names or zoo())
+    lines = [
+        "# The zoo",
+        "",
+        "Made by `python -m interp.zoo_table > docs/zoo.md`; every number is measured by it: "
+        f"{n_per_residue} prompts per residue, seed {seed}, KV heads knocked out at the final position.",
+        "",
+        "| model | accuracy (%) by phase | gap (pp) [95%] | null gap | period (p) | KV head → phases | by none |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(name, n_per_residue, seed) for name in tqdm(chosen, desc="zoo")]
+    lines += ["", '"–" is undefined. Heads that serve no phase are left out.', "", "## How each was made", ""]
+    lines += [line for name in chosen for line in _origin(name, zoo_info(name))]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, n_per_residue: int, seed: int) -> str:
+    from hooks import load
+    from interp.knockout import knockout
+    from interp.specialization import arcs_text, specialization
+    from interp.sweep import phase_sweep
+    from interp.tasks import RecallTask
+
+    model = load(name)
+    task = RecallTask.for_model(model)
+    sweep = phase_sweep(model, task, n_per_residue=n_per_residue, seed=seed, progress=False)
+    effects = knockout(model, task, n=n_per_residue * task.modulus, seed=seed, progress=False)
+    served = specialization(effects, seed=seed)
+    heads = [
+        f"{unit} → {arcs_text(row)}"
+        for unit, row in zip(served["unit"].values, served["serves"].values, strict=True)
+        if row.any()
+    ]
+    attrs = sweep.attrs
+    low, high = attrs["gap_pp_low"], attrs["gap_pp_high"]
+    interval = f"[{low:.1f}, {high:.1f}]" if low == low else "[–]"
+    period = str(attrs["period"]) if attrs["period"] else "none"
+    cells = [
+        f"`{name}`",
+        " ".join(f"{100 * a:.0f}" for a in sweep["accuracy"].values),
+        f"{attrs['gap_pp']:.1f} {interval}",
+        f"{attrs['null_gap_pp']:.1f}",
+        f"{period} ({attrs['period_p']:.3f})",
+        "; ".join(heads) or "none",
+        arcs_text(served["uncovered"].values),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _origin(name: str, info: dict[str, Any]) -> list[str]:
+    lines = [
+        f"- `{name}`: `{info.get('command', 'no record')}` ({info.get('stored_as', '')}, {info.get('device', '')})"
+    ]
+    started = info.get("started_from")
+    while started:
+        lines.append(f"  - went on from `{started.get('command')}`" + _numbers(started))
+        started = started.get("started_from")
+    for run in info.get("seeds", []):
+        if run["command"] != info.get("command"):
+            lines.append(f"  - seed {run['seed']}: `{run['command']}`" + _numbers(run))
+    for run in info.get("other_runs", []):
+        lines.append(f"  - not shipped: `{run['command']}` ({run.get('note', '')})" + _numbers(run))
+    return lines
+
+
+def _numbers(run: dict[str, Any]) -> str:
+    accuracy = run.get("accuracy_by_phase")
+    return ": " + " ".join(f"{a:.0f}" for a in accuracy) if accuracy else ""
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measure zoo models and print a Markdown page.")
+    parser.add_argument("names", nargs="*", help="zoo models; all if left out")
+    parser.add_argument("--n-per-residue", type=int, default=48)
+    parser.add_argument("--seed", type=int, default=CONFIRMATORY_SEED)
+    given = parser.parse_args()
+    print(zoo_page(given.names or None, n_per_residue=given.n_per_residue, seed=given.seed), end="")
