@@ -233,8 +233,8 @@ def controls(
     Dataset
         By ``control``: "own" (the model at its stride), "placebo q" for every placebo stride, and "random
         weights": ``spread (control, unit)``, largest minus smallest mean change over phases (nats);
-        ``null_spread (control, unit)``, the same with phases permuted within prompts (95th percentile);
-        ``exceeds (control, unit)``. A phase effect that its controls show too is none.
+        ``null_spread (control, unit)``, what 95% of permutations of phases within prompts stay below, over all
+        units at once; ``exceeds (control, unit)``, family-wise at 5% within each control. A phase effect that its controls show too is none.
     """
     stride, modulus = int(found.attrs["stride"]), int(found.attrs["modulus"])
     other = measure(random_like(model, seed=derive_seed(seed, "random weights") % 2**31))
@@ -265,10 +265,16 @@ def _spread(deltas: np.ndarray, stride: int) -> np.ndarray:
 
 
 def _null_spread(deltas: np.ndarray, stride: int, seed: int, n_permutations: int = 199) -> np.ndarray:
-    """95th percentile of the spread with residues permuted within every prompt, alike for all units."""
+    """Spread that 95% of permutations stay below with all units at once, each on its own scale.
+
+    Residues are permuted within every prompt, alike for all units; a unit's scale is its mean permuted spread.
+    """
     rng = numpy_rng(seed, "control spread", stride)
     drawn = []
     for _ in range(n_permutations):
         order = rng.random(deltas.shape[1:]).argsort(axis=-1)
         drawn.append(_spread(np.take_along_axis(deltas, order[None], axis=-1), stride))
-    return np.quantile(np.stack(drawn), 0.95, axis=0)
+    null = np.stack(drawn)
+    scale = null.mean(axis=0)
+    relative = np.divide(null, scale, out=np.zeros_like(null), where=scale > 0)
+    return np.quantile(relative.max(axis=1), 0.95) * scale

@@ -18,6 +18,7 @@ from interp.attribution import attribution
 from interp.controls import controls
 from interp.gate_interventions import cycling, gate_parts
 from interp.knockout import knockout
+from interp.phases import measured_stride
 from interp.specialization import arcs_text
 from interp.tasks.recall import RecallTask
 
@@ -86,7 +87,12 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
                 one["control"].values, one["spread"].values, one["null_spread"].values, over, strict=True
             )
         ]
-        head = ["control", "largest spread over phases (nats)", "95% of permuted", "units above (%)"]
+        head = [
+            "control",
+            "largest spread over phases (nats)",
+            "95% of permuted, all units at once",
+            "units above (%)",
+        ]
         lines += [
             f"{name}, stride {one.attrs['stride']} for want of one of its own:",
             "",
@@ -161,9 +167,11 @@ def _measured(n: int, device: str) -> tuple[dict[str, dict[str, xr.Dataset]], li
         found["parts"][PARTS] = gate_parts(model, task, n=n * task.modulus, **options)
     for name in (name for name in RANKED if name in there):
         model, task = loaded(name)
+        # True patching of every gate offset runs whole prompts: one cycle of phases is shown, not all of R.
+        task = RecallTask.for_model(model, modulus=measured_stride(model, task))
         for unit in ("head", "gate_offset"):
             found["attribution"][f"{name} {unit}"] = attribution(
-                model, task, unit=unit, n=max(10, n // 2) * task.modulus, **options
+                model, task, unit=unit, n=n * task.modulus, **options
             )  # fmt: skip
     if CONTROL in there:
         model, task = loaded(CONTROL)
