@@ -234,7 +234,8 @@ def controls(
         By ``control``: "own" (the model at its stride), "placebo q" for every placebo stride, and "random
         weights": ``spread (control, unit)``, largest minus smallest mean change over phases (nats);
         ``null_spread (control, unit)``, what 95% of permutations of phases within prompts stay below, over all
-        units at once; ``exceeds (control, unit)``, family-wise at 5% within each control. A phase effect that its controls show too is none.
+        units at once; ``exceeds (control, unit)``, family-wise at 5% within each control. A phase effect
+        that its controls show too is none.
     """
     stride, modulus = int(found.attrs["stride"]), int(found.attrs["modulus"])
     other = measure(random_like(model, seed=derive_seed(seed, "random weights") % 2**31))
