@@ -10,26 +10,39 @@ from collections.abc import Callable
 
 import streamlit as st
 
+# No icons: Streamlit would fetch each from Google's servers.
 PAGES = {
-    "heads": ("Heads", ":material/grid_on:"),
-    "models": ("Models", ":material/stacked_line_chart:"),
-    "compressor": ("Compressor", ":material/compress:"),
-    "interventions": ("Interventions", ":material/tune:"),
-    "deepseek": ("DeepSeek", ":material/public:"),
-    "figures": ("Figures", ":material/picture_as_pdf:"),
+    "heads": "Heads",
+    "models": "Models",
+    "compressor": "Compressor",
+    "interventions": "Interventions",
+    "deepseek": "DeepSeek",
+    "figures": "Figures",
 }
 
-# Streamlit's red has too little contrast as text, links need a line, and wide tables scroll by themselves.
+# Links need a line, captions full contrast; wide tables scroll by themselves; numbers stay side by side.
 STYLE = """
 <style>
   [data-testid="stMarkdownContainer"] a, [data-testid="stCaptionContainer"] a { text-decoration: underline; }
   [data-testid="stCaptionContainer"], [data-testid="stMetricLabel"] { opacity: 1; }
+  [data-testid="stAppDeployButton"] { display: none; }
   [data-testid="stTable"] { overflow-x: auto; }
   [data-testid="stTable"] td, [data-testid="stTable"] th { white-space: nowrap; }
+  .st-key-preview { overflow-x: auto; }
   .block-container { padding-top: 3.2rem; padding-bottom: 3rem; max-width: 1180px; }
   h1 { font-size: 1.9rem !important; } h2 { font-size: 1.35rem !important; } h3 { font-size: 1.1rem !important; }
+  [data-testid="stMetricValue"] { font-size: 1.6rem; }
+  ul.legend { display: flex; flex-wrap: wrap; gap: 0.1rem 1.1rem; margin: 0; padding: 0; font-size: 0.85rem; }
+  ul.legend li { display: flex; align-items: center; gap: 0.4rem; list-style: none; margin: 0; }
   :focus-visible { outline: 2px solid currentColor; outline-offset: 2px; }
-  @media (max-width: 640px) { .block-container { padding-left: 0.9rem; padding-right: 0.9rem; } }
+  @media (max-width: 640px) {
+    .block-container { padding-left: 0.9rem; padding-right: 0.9rem; }
+    [data-testid="stHorizontalBlock"]:has([data-testid="stMetric"]) { flex-flow: row wrap; gap: 0.5rem; }
+    [data-testid="stHorizontalBlock"]:has([data-testid="stMetric"]) > [data-testid="stColumn"] {
+      flex: 1 1 calc(50% - 1rem); min-width: calc(50% - 1rem); width: auto;
+    }
+    [data-testid="stMetricValue"] { font-size: 1.35rem; }
+  }
 </style>
 """
 
@@ -48,8 +61,8 @@ def main() -> None:
     """Draw the page that the address names."""
     st.set_page_config(page_title="phaselens", layout="wide")
     pages = [
-        st.Page(_page(name), title=title, icon=icon, url_path=name, default=name == "heads")
-        for name, (title, icon) in PAGES.items()
+        st.Page(_page(name), title=title, url_path=name, default=name == "heads")
+        for name, title in PAGES.items()
     ]
     chosen = st.navigation(pages, position="top")
     st.html(STYLE)

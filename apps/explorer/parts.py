@@ -14,6 +14,7 @@ import streamlit as st
 import xarray as xr
 
 from apps.explorer.folder import load_report, report_names, stamp
+from apps.explorer.legend import legend
 from apps.explorer.state import choice, root_folder
 from hooks.errors import PhaselensError
 from interp.figures.base import number
@@ -38,8 +39,10 @@ def alt_text(drawn: go.Figure) -> str:
 def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
     """Show a chart with its caption, its description in words, and its files; return the selection."""
     more: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
+    if drawn.layout.showlegend:
+        st.html(legend(drawn))
     event = st.plotly_chart(
-        drawn, key=f"chart-{name}", theme=None, config=CONFIG, alt=alt_text(drawn) or name, **more
+        _on_screen(drawn), key=f"chart-{name}", theme=None, config=CONFIG, alt=alt_text(drawn) or name, **more
     )
     st.caption(str((drawn.layout.meta or {}).get("caption", "")))
     with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
@@ -58,6 +61,15 @@ def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
             on_click="ignore",
         )
     return event
+
+
+def _on_screen(drawn: go.Figure) -> go.Figure:
+    """The same figure for a page: on its ground, stretched to its width, each cell clickable to its edges."""
+    shown = go.Figure(drawn)
+    clear = "rgba(0,0,0,0)"
+    # Without a limit the nearest marker answers: for markers in a grid that is the cell under the pointer.
+    shown.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, hoverdistance=-1, showlegend=False)
+    return shown
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -24,10 +24,10 @@ def root_folder() -> Path:
     return Path(sys.argv[-1] if len(sys.argv) > 1 else "reports")
 
 
-def screen_theme(width_mm: float = 150.0) -> Theme:
+def screen_theme(width_mm: float = 150.0, font_pt: float = SCREEN_FONT_PT) -> Theme:
     """Larger type than on paper, in the colours of the page."""
     dark = getattr(st.context.theme, "type", "light") == "dark"
-    return Theme(width_mm=width_mm, font_pt=SCREEN_FONT_PT, dark=dark)
+    return Theme(width_mm=width_mm, font_pt=font_pt, dark=dark)
 
 
 def choice(

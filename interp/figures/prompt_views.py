@@ -91,7 +91,7 @@ def token_windows(
             f"{words[middle]} at position {middle}, has {branch} gate weight {told}."
         ),
         caption=(
-            f"Tokens in their windows (W = {window}, S = {stride}); the darker a cell, the larger its weight in "
+            f"Tokens in their windows (W = {window}, S = {stride}); the stronger a cell's colour, the larger its weight in "
             f"the {branch} gate of {unit}. {who} is outlined. k: key, v: value, ?: marker, ·: filler."
         ),
     )
@@ -167,8 +167,8 @@ def target_by_shift(followed: xr.Dataset, unit: str, *, chosen: int, theme: Them
     one = _of_unit(followed, unit)
     stride = int(followed.attrs["phase_stride"])
     order = np.argsort(followed["target_position"].values, kind="stable")[:stride]
-    named = {"probability of the answer": Series(followed["probability"].values[order].tolist())}
-    for branch, what in (("key", "key gate on the target key"), ("value", "value gate on its value")):
+    named = {"p(answer)": Series(followed["probability"].values[order].tolist())}
+    for branch, what in (("key", "key gate on its key"), ("value", "value gate on its value")):
         weights = one[f"target_{branch}"].values[order]
         if np.isfinite(weights).any():
             named[what] = Series(weights.tolist())

@@ -48,6 +48,8 @@ def page() -> None:
         st.error(f"{error}.")
         return
     st.subheader("Preview")
+    width = int(drawn.layout.width)
+    st.html(f"<style>.st-key-preview > * {{ flex: none; min-width: {width}px; }}</style>")
     with st.container(horizontal=True, key="preview"):
         st.plotly_chart(
             drawn,

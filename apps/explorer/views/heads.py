@@ -81,6 +81,7 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     drawn = effect_heatmap(
         knockout, found.get("specialization"), axis=across, theme=screen_theme(190), max_height_mm=170
     )
+    drawn.update_yaxes(title_text="unit", selector={"side": None})
     figure(drawn, key, select=True)
     return unit
 
@@ -105,7 +106,7 @@ def _unit(unit: str, found: Mapping[str, xr.Dataset]) -> None:
     left, right = st.columns([3, 2])
     with left:
         if gates is not None and same and unit in gates["unit"].values:
-            figure(gate_profiles(gates, knockout, [unit], theme=screen_theme(110)), f"profiles-{unit}")
+            figure(gate_profiles(gates, knockout, [unit], theme=screen_theme(110, 8.5)), f"profiles-{unit}")
         else:
             st.info("This unit has no gates of its own, so there is no gate profile beside its effect.")
     with right:
