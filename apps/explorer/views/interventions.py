@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import streamlit as st
 import xarray as xr
 
@@ -12,8 +11,14 @@ from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, choices, screen_theme, slider, whole_number
 from interp.figures.base import number
+from interp.figures.patch_maps import patch_by_phase, patch_by_place
 
 _UNITS = {"kv_head": "KV heads", "head": "query heads", "layer": "whole layers"}
+_PARTS = {
+    "unit": "outputs of units",
+    "position": "the stream at one position, layer by layer",
+    "entry": "one entry, layer by layer",
+}
 _REPLACE = {
     "mean": "its mean",
     "zero": "zero",
@@ -168,11 +173,16 @@ def _patch(hooked: Any, kind: str, blocks: int) -> None:
         st.info("This model has a single phase: there is no other one to patch from.")
         return
     st.markdown(
-        "Each unit's output is taken from the **same prompt with its target shifted** to another phase and "
+        "A part of the run is taken from the **same prompt with its target shifted** to another phase and "
         "written into the prompt as it was."
     )
-    shift = slider("Shift (tokens)", "by", 1, stride - 1, default=1)
-    arguments = {"kind": kind, "shift": shift, "blocks": blocks}
+    left, right = st.columns(2)
+    with left:
+        parts = [part for part in _PARTS if part != "entry" or _has_entries(hooked)]
+        part = choice("What is patched", "part", parts, names=_PARTS | {"unit": f"output of {_UNITS[kind]}"})
+    with right:
+        shift = slider("Shift (tokens)", "by", 1, stride - 1, default=1)
+    arguments = {"unit": kind if part == "unit" else part, "shift": shift, "blocks": blocks}
     if not _asked("Run patching", "run-patch", "patching", hooked, arguments):
         return
 
@@ -180,31 +190,24 @@ def _patch(hooked: Any, kind: str, blocks: int) -> None:
         from interp import patch
 
         return patch(
-            hooked, task, shift=shift, unit=kind, n=blocks * task.modulus, memory=1 << 26, progress=False
-        )
+            hooked, task, shift=shift, unit=arguments["unit"], n=blocks * task.modulus, memory=1 << 26,
+            progress=False,
+        )  # fmt: skip
 
     found = live.run("patching", hooked, arguments, work, stop=True)
-    if found is not None:
-        _patch_map(found, shift)
+    if found is None:
+        return
+    if part == "unit":
+        figure(patch_by_phase(found, theme=screen_theme(190)), "patching-map")
+        return
+    phases = ["all", *map(str, found["phase"].values)]
+    phase = choice("Phase of the target", "at", phases, help="All: the mean over phases.")
+    chosen = None if phase == "all" else int(phase)
+    figure(patch_by_place(found, phase=chosen, theme=screen_theme(190)), f"patching-{part}-{phase}")
 
 
-def _patch_map(found: xr.Dataset, shift: int) -> None:
-    from interp.figures.cell_map import cell_map
-
-    values = found["effect_logprob"].values
-    rows = [str(u) for u in found["unit"].values]
-    place = np.unravel_index(int(np.nanargmax(np.abs(values))), values.shape)
-    drawn = cell_map(
-        values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
-        y_title="unit", value_name="change (nats)", limit=max(0.1, float(np.abs(values).max())),
-        theme=screen_theme(190), row_mm=6.5,
-        alt=f"The largest change is {values[place]:.2f} nats, unit {rows[place[0]]} at phase {place[1]}.",
-        caption=(
-            f"Mean change of the answer's log-probability (nats) when a unit's output comes from the prompt "
-            f"shifted by {shift}: blue helps, red hurts."
-        ),
-    )  # fmt: skip
-    figure(drawn, "patching-map")
+def _has_entries(hooked: Any) -> bool:
+    return any(name.endswith("attn.hook_entry_k") for name in hooked.site_names())
 
 
 # ---- direct and total --------------------------------------------------------------------------------------
