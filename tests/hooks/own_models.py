@@ -81,8 +81,8 @@ def stacked(*layers: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**SMALL, "n_layers": len(layers), **by_layer, **changes}
 
 
-# Variants of a layer, several to a model: what holds for the whole model holds for each of them. Among the first
-# eight are exact windows of 1, S−1, S and S+1 tokens.
+# Variants of a layer, several to a model: what holds for the whole model holds for each of them. Both of the first
+# two have exact windows of 1, S−1, S and S+1 tokens.
 _TIED = {"tied_kv": True, "gate": "vector", "rope_dims": 4, "inverse_rope": True, "sink": True}
 _S3 = {"window": 3, "stride": 3}
 STACKS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def prompt(length: int, batch: int = 1, seed: int = 0) -> Tensor:
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference; equal infinities are equal, and so is what `expected` leaves open (NaN)."""
+    """Largest absolute difference; equal infinities do not differ, and what `expected` leaves open is NaN."""
     assert got.shape == expected.shape, (got.shape, expected.shape)
     gap = (got.detach() - expected.detach()).abs().masked_fill((got == expected) | expected.isnan(), 0.0)
     assert not gap.isnan().any()

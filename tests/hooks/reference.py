@@ -1,6 +1,6 @@
-"""The whole model written out as loops over positions, entries, heads, offsets and channels, from the mathematics alone.
+"""The whole model as loops over positions, entries, heads, offsets and channels, from the mathematics alone.
 
-Nothing here calls the code under test: it reads the fields of a configuration and the weights by name, nothing else.
+Nothing here calls the code under test: it reads the fields of a configuration and the weights by name.
 Indexers, roles and stored precisions have a reference of their own (``tests.hooks.shared_models``).
 """
 

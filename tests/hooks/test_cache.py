@@ -16,7 +16,7 @@ EXACT = 1e-10
 
 @pytest.fixture(autouse=True)
 def _fast_sweeps():
-    with shapes_unchecked():
+    with shapes_unchecked(), torch.no_grad():
         yield
 
 
@@ -94,10 +94,8 @@ def test_every_split_of_some_lengths_at_stride_six():
 def test_every_split_at_stride_four_and_the_other_way_to_keep_the_past(stack, w, odd):
     fields = STACKS[stack]
     if "S6" not in stack:
-        fields = {
-            **fields, "stride": 4, "window": tuple(8 if kind == "two_series" else window + 1 for window, kind in zip(
-                fields["window"], fields.get("payload", ("",) * fields["n_layers"]), strict=True)),
-        }  # fmt: skip
+        windows = tuple(8 if window == 6 else window + 1 for window in fields["window"])  # two series: W = 2S
+        fields = {**fields, "stride": 4, "window": windows}
     if "no exact" not in stack:
         fields = {**fields, "exact_window": w}
     every_split(build(fields), rewind_of=lambda cut: cut % 2 == odd)
@@ -231,7 +229,8 @@ def test_a_cropped_cache_equals_a_fresh_run(stack):
         expected, got = call(model, other, fresh), call(model, other, cache)
         same([got], expected, 0)
         for mine, its in zip(cache.layers, fresh.layers, strict=True):
-            assert set(mine.tensors()) == set(its.tensors()) and mine.length == its.length
+            assert set(mine.tensors()) == set(its.tensors())
+            assert mine.length == its.length
             for name, tensor in mine.tensors().items():
                 assert difference(tensor, its.tensors()[name]) <= EXACT
     assert full.length == last
@@ -354,6 +353,53 @@ def test_input_that_is_refused_leaves_the_cache_alone():
             model(wrong, cache)
     assert cache.length == 5
     assert difference(model(tokens[:, 5:], cache), model(tokens)[:, 5:]) <= EXACT
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("value", [None, torch.nan])
+def test_a_call_that_fails_half_way_leaves_the_cache_alone(layer, value):
+    model, tokens = build(), prompt(9)
+    cache = model.start_cache(1)
+    model(tokens[:, :5], cache)
+    before = frozen(cache)
+
+    def fail(x, hook):
+        if value is None:
+            raise RuntimeError("inside")
+        return x * value
+
+    with pytest.raises((RuntimeError, PhaselensError)):
+        model.run_with_hooks(tokens[:, 5:], fwd_hooks=[(f"blocks.{layer}.attn.hook_z", fail)], cache=cache)
+    assert [state.length for state in cache.layers] == [5, 5]
+    for (_, tensors), state in zip(before, cache.layers, strict=True):
+        assert all(torch.equal(state.tensors()[name], tensor) for name, tensor in tensors.items())
+    assert difference(model(tokens[:, 5:], cache), model(tokens)[:, 5:]) <= EXACT
+
+
+def test_layers_that_stand_at_different_lengths_are_refused():
+    model, tokens = build(), prompt(9)
+    cache = model.start_cache(1)
+    stream = model(tokens[:, :5], cache, stop_at_layer=1)
+    with pytest.raises(PhaselensError, match="hold 0 to 5 tokens"):
+        model(tokens[:, 5:], cache)
+    model(stream, cache, start_at_layer=1)
+    assert difference(model(tokens[:, 5:], cache), model(tokens)[:, 5:]) <= EXACT
+
+
+@pytest.mark.parametrize("fields", [{"stride": 2}, {"exact_window": 3}, {"rope_base": 1e3}, {"n_layers": 3}])
+def test_the_cache_of_another_model_is_refused(fields):
+    model, other = build(), build(**fields)
+    cache = other.start_cache(1)
+    other(prompt(5), cache)
+    with pytest.raises(PhaselensError, match="another configuration"):
+        model(prompt(1), cache)
+    assert cache.length == 5
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, True, None])
+def test_a_batch_that_cannot_be(batch):
+    with pytest.raises(PhaselensError, match="valid: an integer of at least 1"):
+        build().start_cache(batch)
 
 
 def test_an_empty_state_has_nothing():

@@ -32,9 +32,10 @@ def test_each_field_takes_one_value_or_one_per_layer(name):
     first = PROMISED[name]
     others = {
         "attention": "full", "exact_window": 3, "tail": "open", "gate": "vector", "payload": "shared",
-        "rope_dims": 2, "rope_base": 1e3, "index_topk": 2, "index_heads": 3, "index_dim": 2, "gate_init_std": 0.5,
+        "rope_dims": 2, "rope_base": 1e3, "index_topk": 2, "index_heads": 3, "index_dim": 2,
+        "gate_init_std": 0.5,
     }  # fmt: skip
-    other = others[name] if name in others else not first
+    other = others.get(name, not first)
     cfg = ModelConfig(**WHOLE, window=4, stride=4, **{name: (first, other)})
     resolved = {"rope_dims": 4}.get(name, first) if first is None else first
     assert getattr(cfg.layer(0), name) == resolved
@@ -103,6 +104,7 @@ def test_a_configuration_is_a_value():
         ({"rope_dims": 8}, "rope_dims=8"),
         ({"rope_dims": -2}, "rope_dims=-2"),
         ({"rope_base": -1.0}, "rope_base=-1.0"),
+        ({"rope_base": 0.0}, "rope_base=0"),
         ({"rope_base": math.nan}, "rope_base=nan"),
         ({"gate_init_std": "small"}, "gate_init_std='small'"),
         ({"exact_window": -1}, "exact_window=-1"),
@@ -163,5 +165,5 @@ def test_presets_are_what_their_names_say(name, sizes):
 
 
 def test_an_unknown_preset_lists_those_there_are():
-    with pytest.raises(ConfigError, match="valid: w8s8-4kv, .*tiny"):
+    with pytest.raises(ConfigError, match=r"valid: w8s8-4kv, .*tiny"):
         preset("w8s8-5kv")

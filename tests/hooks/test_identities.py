@@ -1,301 +1,299 @@
-"""Identities of own models without an indexer, in float64, against loops that share no code with them."""
-
-import itertools
+"""Identities 2–10 of own models without an indexer, in float64 (identity 1 is in ``test_cache.py``)."""
 
 import pytest
 import torch
 
-from hooks import CompressedTransformer, ModelConfig, SiteError
-from hooks.sites import SITE_AXES, site
+from hooks import CompressedTransformer, ModelConfig
 from tests.hooks import reference
+from tests.hooks.own_models import (
+    STACKS,
+    VOCAB,
+    build,
+    difference,
+    layer_fields,
+    layers_with_every_pair,
+    prompt,
+    shapes_unchecked,
+    stacked,
+)
 
-BASE = {
-    "n_layers": 2, "d_model": 12, "n_heads": 4, "n_kv_heads": 2, "d_head": 6, "d_mlp": 10, "d_vocab": 11,
-    "window": 4, "stride": 4, "exact_window": 4, "seed": 3,
-}  # fmt: skip
-VARIANTS = {
-    "plain": {},
-    "vector": {"gate": "vector"},
-    "uniform": {"gate": "uniform", "window": 6},
-    "overlap W6/S4": {"window": 6},
-    "shared, no bias": {"payload": "shared", "gate_bias": False},
-    "two series, tied": {
-        "payload": "two_series", "window": 8, "tied_kv": True, "gate": "vector", "rope_dims": 4,
-        "inverse_rope": True, "sink": True,
-    },
-    "open tail": {"tail": "open", "window": 5},
-    "no exact branch": {"exact_window": 0},
-    "no norm, no rope": {"qk_norm": False, "rope_dims": 0},
-    "mixed": {
-        "n_layers": 3, "attention": ("full", "sliding", "chunked"), "window": (4, 4, 5), "stride": (4, 4, 3),
-        "exact_window": (4, 3, 2),
-    },
-}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore::hooks.transformer.BlindGapWarning")
+
+EXACT = 1e-10
 
 
-def build(**changes):
-    model = CompressedTransformer(ModelConfig(**{**BASE, **changes})).double().eval()
-    with torch.no_grad():  # gates and sinks away from their near-zero start
-        for name, p in model.named_parameters():
-            if name.endswith(("W_gate", "b_gate", "sink", "weight")):
-                p.add_(
-                    torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)), dtype=p.dtype)
-                    * 0.3
-                )
-    return model
+@pytest.fixture(autouse=True)
+def _fast_sweeps():
+    with shapes_unchecked(), torch.no_grad():
+        yield
 
 
-def prompt(length, batch=1, seed=0):
-    return torch.randint(11, (batch, length), generator=torch.Generator().manual_seed(seed))
+# --------------------------------------------------------------------------- 2: nothing compressed
 
 
-@pytest.mark.filterwarnings("ignore::hooks.transformer.BlindGapWarning")
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-def test_logits_equal_loops_over_positions(changes):
-    model, tokens = build(**changes), prompt(10)
-    expected = reference.logits(model, tokens[0].tolist())
-    assert torch.allclose(model(tokens)[0], expected, atol=1e-10, rtol=0)
-    watched, _ = model.run_with_cache(tokens)  # the path that forms attention maps
-    assert torch.allclose(watched[0], expected, atol=1e-10, rtol=0)
-
-
-def pieces(model, tokens, cuts, rewind):
-    """Logits and hook values of a prompt given in pieces, joined along positions or entries."""
-    cache, parts, kept = model.start_cache(tokens.shape[0], rewind=rewind), [], {}
-    for a, b in itertools.pairwise((0, *cuts, tokens.shape[1])):
-        if a == b:
-            continue
-        logits, seen = model.run_with_cache(tokens[:, a:b], cache=cache)
-        parts.append(logits)
-        for name, value in seen.items():
-            kept.setdefault(name, []).append(value)
-    joined = {}
-    for name, values in kept.items():
-        axes = site(name).axes
-        if "key" not in axes:
-            joined[name] = torch.cat(values, axes.index("pos" if "pos" in axes else "entry"))
-    return torch.cat(parts, 1), joined
-
-
-@pytest.mark.filterwarnings("ignore::hooks.transformer.BlindGapWarning")
-@pytest.mark.parametrize("w", [1, 3, 4, 5])
-@pytest.mark.parametrize("window", [4, 6])
-def test_identity_1_every_split_equals_one_prefill(w, window):
-    model = build(exact_window=w, window=window)
-    for length in (1, 4, 13):
-        tokens = prompt(length, batch=2, seed=length)
-        whole, values = model.run_with_cache(tokens)
-        splits = [(cut,) for cut in range(1, length)] + [tuple(range(1, length))]
-        for i, cuts in enumerate(splits):
-            logits, seen = pieces(model, tokens, cuts, rewind=i % 2 == 0)
-            assert torch.allclose(logits, whole, atol=1e-10, rtol=0), (length, cuts)
-            for name, value in seen.items():
-                assert torch.allclose(value, values[name], atol=1e-10, rtol=0), (name, length, cuts)
-
-
-def test_identity_1_attention_maps_token_by_token_are_rows_of_the_prefill():
-    model, tokens = build(window=6, sink=True), prompt(9)
-    name = "blocks.1.attn.hook_pattern"
-    _, whole = model.run_with_cache(tokens, name)
-    cache = model.start_cache(1, rewind=False)
-    for t in range(9):
-        _, seen = model.run_with_cache(tokens[:, t : t + 1], name, cache=cache)
-        entries = (t + 1) // 4
-        row = whole[name][0, :, t]
-        expected = torch.cat((row[:, : t + 1], row[:, 9 : 9 + entries], row[:, -1:]), -1)
-        assert torch.allclose(seen[name][0, :, 0], expected, atol=1e-10)
-
-
-def test_identity_2_stride_one_without_compression_is_full_attention():
-    changes = {"window": 1, "stride": 1, "gate": "uniform", "exact_window": 0}
-    ours = build(**changes)
-    plain = CompressedTransformer(ModelConfig(**{**BASE, "attention": "full"})).double().eval()
+@pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 1}, {"qk_norm": False}, {"rope_dims": 4}], ids=str)
+def test_2_stride_one_and_windows_of_one_token_are_full_attention(fields):
+    ours = build({"window": 1, "stride": 1, "gate": "uniform", "exact_window": 0, **fields})
+    plain = build({"attention": "full", **fields})
     weights = ours.state_dict()
     with torch.no_grad():
-        for name, p in plain.named_parameters():
+        for name, parameter in plain.named_parameters():
             if name in weights:
-                p.copy_(weights[name])
+                parameter.copy_(weights[name])
         for block, other in zip(plain.blocks, ours.blocks, strict=True):
-            block.attn.W_K.copy_(other.attn.compressor.key.W_payload[0].permute(1, 0, 2))
-            block.attn.W_V.copy_(other.attn.compressor.value.W_payload[0].permute(1, 0, 2))
-            block.attn.k_norm.weight.copy_(other.attn.compressor.key.norm.weight)
-    tokens = prompt(10)
-    assert torch.allclose(ours(tokens), plain(tokens), atol=1e-12, rtol=0)
-    both = build(**{**changes, "exact_window": 4})
-    assert not torch.allclose(both(tokens), plain(tokens), atol=1e-3)
+            pooled = other.attn.compressor
+            block.attn.W_K.copy_(pooled.key.W_payload[0].permute(1, 0, 2))
+            block.attn.W_V.copy_(pooled.value.W_payload[0].permute(1, 0, 2))
+            if pooled.key.norm is not None:
+                block.attn.k_norm.weight.copy_(pooled.key.norm.weight)
+    tokens = prompt(12, batch=2)
+    assert difference(ours(tokens), plain(tokens)) <= EXACT
+    assert difference(plain(tokens)[0], reference.logits(plain, tokens[0].tolist())) <= EXACT
+    # With the exact branch on, every token is read twice.
+    both = build({"window": 1, "stride": 1, "gate": "uniform", "exact_window": 4, **fields})
+    with torch.no_grad():
+        for name, parameter in both.named_parameters():
+            parameter.copy_(weights[name] if name in weights else plain.state_dict()[name])
+    assert difference(both(tokens), plain(tokens)) > 1e-3
 
 
-@pytest.mark.filterwarnings("ignore::hooks.transformer.BlindGapWarning")
-def test_identity_3_exactly_the_readers_of_a_token_move():
-    model, tokens = build(n_layers=1, exact_window=1), prompt(12)
-    before = model(tokens)
-    for j in range(12):
-        changed = tokens.clone()
-        changed[0, j] = (changed[0, j] + 1) % 11
-        moved = ((model(changed) - before).abs().amax(-1)[0] > 1e-12).nonzero()[:, 0].tolist()
-        closes = model.geometry(0).closes_at(j)
-        assert moved == sorted({j} | set(range(closes, 12))), j
+# --------------------------------------------------------------------------- 3: causality
 
 
-def test_identity_4_whole_strides_shift_nothing_without_positions():
-    model = build(n_layers=1, rope_dims=0)
-    tokens = prompt(12)
+def positions_moved(model, tokens):
+    """For every token j, the positions whose logits change when it does; one prompt a row."""
+    length = tokens.shape[1]
+    changed = (tokens + torch.eye(length, dtype=torch.long)) % VOCAB
+    with torch.no_grad():
+        moved = (model(changed) - model(tokens.expand(length, -1))).abs().amax(-1) > 1e-9
+    return [set(row.nonzero()[:, 0].tolist()) for row in moved]
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 4, 5])
+def test_3_with_w_1_and_no_overlap_exactly_the_readers_of_a_token_move(n_layers, stride):
+    model = build(n_layers=n_layers, exact_window=1, window=stride, stride=stride)
+    tokens = prompt(3 * stride + 2)
+    for j, moved in enumerate(positions_moved(model, tokens)):
+        closes = (j // stride + 1) * stride - 1
+        assert moved == {j} | set(range(closes, tokens.shape[1]))
+
+
+def reached(model, j, length):
+    """Positions that can hear of token j, through any chain of layers."""
+    cfg, heard = model.cfg, {j}
+    for index in range(cfg.n_layers):
+        stride, window = reference.field(cfg, "stride", index), reference.field(cfg, "window", index)
+        now = set(heard)
+        for query in range(length):
+            exact = [p for p in range(query + 1) if reference.reads_exactly(cfg, index, query, p)]
+            pooled = []
+            if reference.field(cfg, "attention", index) == "chunked":
+                for last in range(stride - 1, query + 1, stride):
+                    pooled += range(max(0, last - window + 1), last + 1)
+            if heard & {*exact, *pooled}:
+                now.add(query)
+        heard = now
+    return heard
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_3_exactly_the_positions_that_can_hear_of_a_token_move(stack):
+    model, tokens = build(STACKS[stack]), prompt(14)
+    for j, moved in enumerate(positions_moved(model, tokens)):
+        assert min(moved) == j, "nothing before it"
+        assert moved == reached(model, j, 14), j
+
+
+EVERY_PAIR = layers_with_every_pair()
+
+
+def test_3_no_variant_hears_of_the_future():
+    for first in range(0, len(EVERY_PAIR), 3):
+        layers = [layer_fields(choice) for choice in EVERY_PAIR[first : first + 3]]
+        model, tokens = build(stacked(*layers)), prompt(11, seed=first)
+        for j, moved in enumerate(positions_moved(model, tokens)):
+            assert moved == reached(model, j, 11), (first, j)
+
+
+# --------------------------------------------------------------------------- 4: shifts
+
+
+def outputs_after(model, before, tokens, hidden):
+    """Head outputs of `tokens` behind `before`, whose positions and `hidden` first entries nobody may read."""
+    n, z = before.shape[1] + tokens.shape[1], {}
+
+    def hide(scores, hook):
+        scores = scores.clone()
+        scores[..., n : n + hidden] = -torch.inf
+        return scores
+
     name = "blocks.0.attn.hook_z"
-    _, alone = model.run_with_cache(tokens, name)
-    for m, equal in ((4, True), (8, True), (3, False)):
-        longer = torch.cat((prompt(m, seed=9), tokens), 1)
-        hidden = m // 4 if m % 4 == 0 else 1
-
-        def hide(scores, hook, t=m + 12, hidden=hidden):
-            scores[..., t : t + hidden] = -torch.inf
-            return scores
-
-        kept = {}
-        model.run_with_hooks(
-            longer,
-            fwd_hooks=[
-                ("blocks.0.attn.hook_attn_scores", hide),
-                (name, lambda z, hook, k=kept: k.update(z=z)),
-            ],
-        )
-        same = torch.allclose(kept["z"][:, m + 3 :], alone[name][:, 3:], atol=1e-10)
-        assert same is equal, m
+    hooks = [("blocks.0.attn.hook_attn_scores", hide), (name, lambda x, hook: z.update(z=x.clone()))]
+    with torch.no_grad():
+        model.run_with_hooks(torch.cat((before, tokens), dim=1), fwd_hooks=hooks)
+    return z["z"][:, before.shape[1] :]
 
 
-@pytest.mark.parametrize("changes", [{}, VARIANTS["two series, tied"]])
-def test_identities_5_and_6_heads_add_up_and_nothing_is_left_without_them(changes):
-    model, tokens = build(**changes), prompt(13, batch=2)
-    _, seen = model.run_with_cache(tokens)
-    for layer in range(2):
-        at = f"blocks.{layer}.attn."
-        out = seen[f"blocks.{layer}.hook_attn_out"]
-        assert torch.allclose(seen[at + "hook_result"].sum(2), out, atol=1e-10)
-        none = {}
-        model.run_with_hooks(
-            tokens,
-            fwd_hooks=[
-                (at + "hook_z", lambda z, hook: torch.zeros_like(z)),
-                (f"blocks.{layer}.hook_attn_out", lambda o, hook, n=none: n.update(o=o)),
-            ],
-        )
-        assert none["o"].abs().max() == 0
-        pattern = seen[at + "hook_pattern"]
-        assert torch.allclose(pattern.sum(-1), torch.ones_like(pattern.sum(-1)), atol=1e-12)
-
-
-def test_gates_identity_10():
-    model, tokens = build(window=6), prompt(13)
-    _, seen = model.run_with_cache(tokens)
-    at = "blocks.0.attn.compressor.key."
-    gate = seen[at + "hook_gate"]
-    assert torch.allclose(gate.sum(2), torch.ones_like(gate.sum(2)), atol=1e-12)
-    assert gate[:, 0, :2].abs().max() == 0  # slots before position 0
-    flat = {}
-
-    def constant(logits, hook):
-        return torch.full_like(logits, 0.7)
-
-    model.run_with_hooks(
-        tokens,
-        fwd_hooks=[
-            (at + "hook_gate_logits", constant),
-            (at + "hook_pooled", lambda p, hook: flat.update(p=p)),
-        ],
+@pytest.mark.parametrize("w", [1, 4, 6])
+@pytest.mark.parametrize("gate", ["scalar", "vector", "uniform"])
+def test_4_without_positions_prepending_whole_windows_changes_nothing(w, gate):
+    model, tokens = build(n_layers=1, rope_dims=0, exact_window=w, gate=gate), prompt(15)
+    alone = outputs_after(model, tokens[:, :0], tokens, 0)
+    for m in (1, 2, 3):
+        longer = outputs_after(model, prompt(4 * m, seed=9), tokens, m)
+        assert difference(longer[:, w - 1 :], alone[:, w - 1 :]) <= EXACT
+    for odd in (3, 5):
+        shifted = outputs_after(model, prompt(odd, seed=9), tokens, odd // 4)
+        assert difference(shifted[:, w - 1 :], alone[:, w - 1 :]) > 1e-3
+    # Left visible, the entries of what was prepended are read.
+    assert (
+        difference(outputs_after(model, prompt(4, seed=9), tokens, 0)[:, w - 1 :], alone[:, w - 1 :]) > 1e-3
     )
-    assert torch.allclose(flat["p"][:, 1], seen[at + "hook_payload"][:, 1].mean(1), atol=1e-12)
-
-    def one_hot(logits, hook):
-        logits = torch.full_like(logits, -torch.inf)
-        logits[:, :, 5] = 0.0
-        return logits
-
-    model.run_with_hooks(
-        tokens,
-        fwd_hooks=[
-            (at + "hook_gate_logits", one_hot),
-            (at + "hook_pooled", lambda p, hook: flat.update(p=p)),
-        ],
-    )
-    assert torch.equal(flat["p"], seen[at + "hook_payload"][:, :, 5])
 
 
-@pytest.mark.parametrize("length", range(1, 10))
-def test_forked_rows_equal_their_own_decoding_at_every_query_phase(length):
-    model, tokens = build(window=6), prompt(length, batch=3)
-    cache = model.start_cache(3, rewind=False)
-    if length > 1:
-        model(tokens[:, :-1], cache)
-    last = torch.randint(11, (3 * 4, 1), generator=torch.Generator().manual_seed(1))
-    forked = model(last, cache.fork())
-    assert cache.length == length - 1
-    for row in range(12):
-        own = torch.cat((tokens[row // 4, :-1], last[row]))[None]
-        assert torch.allclose(forked[row], model(own)[0, -1:], atol=1e-10), row
+# --------------------------------------------------------------------------- 5: removing
 
 
-def test_crop_equals_a_fresh_run_and_refuses_without_rewind():
-    model, tokens = build(window=6), prompt(13)
-    for n in range(13):
-        cache = model.start_cache(1)
-        model(tokens, cache)
-        cache.crop(n)
-        again = model(tokens[:, n:], cache)
-        assert torch.allclose(again, model(tokens)[:, n:], atol=1e-10), n
-    cache = model.start_cache(1, rewind=False)
-    model(tokens, cache)
-    with pytest.raises(Exception, match="rewind=True"):
-        cache.crop(3)
-
-
-def test_sites_are_those_of_the_table_with_its_axes():
-    sizes = {"batch": 2, "pos": 13, "d_model": 12, "head": 4, "kv_head": 2, "entry": 3, "offset": 6}
-    model = build(window=6, gate="vector")
-    _, seen = model.run_with_cache(prompt(13, batch=2))
-    assert list(seen)  # fired
-    assert set(seen) == set(model.site_names())
-    for name, value in seen.items():
-        axes = SITE_AXES[site(name).kind]
-        assert value.ndim == len(axes), name
-        for axis, size in zip(axes, value.shape, strict=True):
-            if axis in sizes:
-                assert size == sizes[axis], (name, axis)
-    assert seen["blocks.0.attn.hook_pattern"].shape == (2, 4, 13, 16)
-
-
-@pytest.mark.parametrize(
-    "name", ["blocks.0.attn.hook_zz", "blocks.7.attn.hook_z", "blocks.0.attn.compressor.key.hook_gate"]
-)
-def test_names_that_do_not_exist_or_never_fire_raise(name):
-    model = build(attention="sliding")
-    with pytest.raises(SiteError):
-        model.run_with_hooks(prompt(5), fwd_hooks=[(name, lambda t, hook: t)])
-    with pytest.raises(SiteError, match="never fired"):
-        model.run_with_hooks(
-            model.run_with_cache(prompt(5), "blocks.0.hook_resid_post")[1]["blocks.0.hook_resid_post"],
-            fwd_hooks=[("blocks.0.attn.hook_z", lambda t, hook: t)],
-            start_at_layer=1,
-        )
-
-
-def test_no_hook_outlives_its_context_and_copies_stay_as_they_were():
-    model, tokens = build(), prompt(6)
-    clean = model(tokens)
-
-    def fail(tensor, hook):
-        raise RuntimeError("inside")
-
-    with pytest.raises(RuntimeError, match="inside"):
-        model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_z", fail)])
-    assert torch.equal(model(tokens), clean)
-    name = "blocks.0.hook_resid_mid"
+@pytest.mark.parametrize("stack", STACKS)
+def test_5_without_heads_nothing_is_left_of_the_attention_output(stack):
+    model, tokens = build(STACKS[stack]), prompt(13)
     kept = {}
+    hooks = [
+        (lambda name: name.endswith("hook_z"), lambda x, hook: torch.zeros_like(x)),
+        (lambda name: name.endswith("hook_attn_out"), lambda x, hook: kept.__setitem__(hook.name, x)),
+    ]
+    model.run_with_hooks(tokens, fwd_hooks=hooks)
+    assert len(kept) == model.cfg.n_layers
+    assert all(value.abs().max() == 0 for value in kept.values())
 
-    def edit(x, hook):
-        kept["live"] = x
-        return x
 
-    with model.hooks(fwd_hooks=[(name, edit)]):
-        _, seen = model.run_with_cache(tokens, name)
-    before = seen[name].clone()
-    kept["live"].zero_()
-    assert torch.equal(seen[name], before)
+@pytest.mark.parametrize("sink", [False, True])
+def test_5_zeroed_entries_still_draw_mass_and_masked_ones_do_not(sink):
+    model, tokens = build(n_layers=1, sink=sink), prompt(13)
+    at, seen = "blocks.0.attn.", {}
+
+    def run(*hooks):
+        watch = [
+            (at + kind, lambda x, hook: seen.__setitem__(hook.name, x.clone()))
+            for kind in ("hook_pattern", "hook_z")
+        ]
+        model.run_with_hooks(tokens, fwd_hooks=[*hooks, *watch])
+        return seen[at + "hook_pattern"][..., 13:16].sum(-1), seen[at + "hook_z"]
+
+    zero = [(at + kind, lambda x, hook: torch.zeros_like(x)) for kind in ("hook_entry_k", "hook_entry_v")]
+    mass, zeroed = run(*zero)
+    assert (mass[..., 3:] > 0.01).all()
+
+    def mask(scores, hook):
+        scores[..., 13:16] = -torch.inf
+
+    mass, masked = run((at + "hook_attn_scores", mask))
+    assert mass.abs().max() == 0
+    assert difference(zeroed, masked) > 1e-3
+    # Masked, it is the same layer with a window alone.
+    weights = {name: value for name, value in model.state_dict().items() if "compressor" not in name}
+    window = CompressedTransformer(model.cfg.replace(attention="sliding"), weights=weights).eval()
+    assert difference(window.run_with_cache(tokens, at + "hook_z")[1][at + "hook_z"], masked) <= EXACT
+
+
+# --------------------------------------------------------------------------- 6: sums
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_6_heads_add_up_to_the_output_and_both_parts_to_each_head(stack):
+    model, tokens = build(STACKS[stack]), prompt(13, batch=2)
+    _, seen = model.run_with_cache(tokens)
+    for layer in range(model.cfg.n_layers):
+        at, kind = f"blocks.{layer}.attn.", model.cfg.layer(layer)
+        out = seen[f"blocks.{layer}.hook_attn_out"]
+        assert difference(seen[at + "hook_result"].sum(2), out) <= EXACT
+        pattern = seen[at + "hook_pattern"]
+        readable = (pattern.sum(-1) > 0).double()
+        assert difference(pattern.sum(-1), readable) <= 1e-12
+        if kind.has_exact_branch or kind.sink:
+            assert readable.min() == 1
+        whole = torch.zeros_like(seen[at + "hook_z"])
+        for values, first in ((at + "hook_v", 0), (at + "hook_entry_v", 13)):
+            if values in seen:
+                read = seen[values].repeat_interleave(2, dim=2)  # query heads share
+                whole += torch.einsum("bhtn,bnhd->bthd", pattern[..., first : first + read.shape[1]], read)
+        if kind.inverse_rope:
+            for b in range(2):
+                for t in range(13):
+                    for h in range(4):
+                        whole[b, t, h] = reference.turned(whole[b, t, h], -t, kind.rope_dims, kind.rope_base)
+        assert difference(whole, seen[at + "hook_z"]) <= EXACT
+        by_head = torch.einsum("bthd,hdm->bthm", seen[at + "hook_z"], model.blocks[layer].attn.W_O)
+        assert difference(by_head, seen[at + "hook_result"]) <= EXACT
+
+
+# --------------------------------------------------------------------------- 7, 8: replacing
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_7_and_8_a_prompts_own_values_their_mean_and_its_twins_change_nothing_at_any_site(stack):
+    model, tokens = build(STACKS[stack]), prompt(13).expand(5, -1)
+    with torch.no_grad():
+        clean, seen = model.run_with_cache(tokens)
+        for name in model.site_names():
+            own, shape = seen[name], seen[name].shape[1:]
+            other = 0.5 + torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=own.dtype)
+            # Clean into clean; the mean over one repeated prompt; two rows each other's; and something else.
+            value = torch.stack((own[0], own.mean(0), own[3], own[2], own[4] * other))
+            edited = model.run_with_hooks(tokens, fwd_hooks=[(name, lambda x, hook, v=value: v)])
+            assert difference(edited[:4], clean[:4]) <= EXACT, name
+            assert difference(edited[4], clean[4]) > 1e-6, name  # the edit is heard
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_8_patching_the_whole_stream_gives_the_other_run(stack):
+    model, clean, corrupt = build(STACKS[stack]), prompt(13), prompt(13, seed=4)
+    for name in (
+        "hook_embed",
+        "blocks.0.hook_resid_pre",
+        "blocks.1.hook_resid_mid",
+        "blocks.2.hook_resid_post",
+    ):
+        logits, seen = model.run_with_cache(clean, name)
+        patched = model.run_with_hooks(corrupt, fwd_hooks=[(name, lambda x, hook, s=seen[name]: s)])
+        assert difference(patched, logits) <= EXACT
+        assert difference(patched, model(corrupt)) > 1e-2
+    # Half of the stream is not the whole of it.
+    half = model.run_with_hooks(
+        corrupt, fwd_hooks=[("hook_embed", lambda x, hook: torch.cat((x[:, :6], model.W_E[clean[:, 6:]]), 1))]
+    )
+    assert difference(half, model(clean)) > 1e-6
+
+
+# --------------------------------------------------------------------------- 9 without an indexer
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 512])
+def test_9_picking_as_many_as_are_visible_is_attending_all(k):
+    fields = {"index_heads": 2, "index_dim": 4, "n_layers": 1}
+    model, tokens = build(index_topk=k, **fields), prompt(15)
+    weights = {name: value for name, value in model.state_dict().items() if "indexer" not in name}
+    plain = CompressedTransformer(
+        model.cfg.replace(index_topk=None, index_heads=None, index_dim=None), weights=weights
+    )
+    gap = (model(tokens) - plain.eval()(tokens)).abs().amax(-1)[0]
+    visible = torch.tensor([(t + 1) // 4 for t in range(15)])
+    assert gap[visible <= k].max() <= EXACT
+    if (visible > k).any():
+        assert gap[visible > k].min() > 1e-9
+
+
+# --------------------------------------------------------------------------- 10 is in test_compressor.py
+
+
+def test_10_gates_hold_at_any_size():
+    for window, stride in ((1, 1), (5, 1), (5, 5), (7, 3), (8, 6), (8, 4)):
+        cfg = ModelConfig(
+            **{**build().cfg.to_dict(), "window": window, "stride": stride, "gate": "vector", "n_layers": 1}
+        )
+        model = CompressedTransformer(cfg).double().eval()
+        _, seen = model.run_with_cache(prompt(17), lambda name: name.endswith("hook_gate"))
+        for gate in seen.values():
+            assert gate.shape[1:3] == (17 // stride, window)
+            assert difference(gate.sum(2), torch.ones_like(gate.sum(2))) <= 1e-12
