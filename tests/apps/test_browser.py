@@ -1,0 +1,184 @@
+"""The explorer in a real browser: clicks, links, the slider, files, errors in the console, accessibility.
+
+Every walk is slow-marked; its quick form, without a browser, is in test_explorer.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interp.figures.vector import has_raster
+from tests.apps.screenshots import VIEWS
+from tests.apps.server import browser, explorer, settle
+
+pytestmark = pytest.mark.slow
+
+AXE = "axe-core@4.10.3"
+TYPES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
+# Below a page's path Streamlit's script first asks there, then at the root: its way of finding its base.
+PROBE = re.compile(r"404.*/\w+/_stcore/(health|host-config)$")
+# Streamlit's own markup, which an app cannot change: the frame it draws, not what a page puts in it.
+STREAMLIT_OWN = [
+    '[data-testid="stToolbar"]',
+    '[data-testid="stMainMenu"]',
+    '[data-testid="stHeader"]',
+    '[data-testid="stExpandSidebarButton"]',
+]
+
+
+@pytest.fixture(scope="module")
+def address(reports: Path) -> Iterator[str]:
+    with explorer(reports) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A page that must not put any error on the console."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 1000}, accept_downloads=True)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(_told(message)) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert [error for error in errors if not PROBE.search(error)] == []
+
+
+def _told(message: Any) -> str:
+    return f"{message.text} {message.location.get('url', '')}"
+
+
+def cell(page: Any, row: int, column: int) -> None:
+    """Click near the edge of one cell of the page's first chart, by its place in data coordinates."""
+    place = page.evaluate(
+        """([row, column]) => {
+            const plot = document.querySelector('.js-plotly-plot'), layout = plot._fullLayout;
+            const box = plot.getBoundingClientRect();
+            return [box.left + layout.margin.l + layout.xaxis.d2p(column - 0.4),
+                    box.top + layout.margin.t + layout.yaxis.d2p(row + 0.3)];
+        }""",
+        [row, column],
+    )
+    page.mouse.move(*place)
+    page.mouse.click(*place)
+
+
+def test_a_click_on_a_cell_opens_its_unit_and_its_link_opens_it_again(page, address):
+    page.goto(f"{address}/?unit=1.0")
+    settle(page)
+    page.get_by_role("heading", name="Unit 1.0").wait_for()
+    cell(page, 1, 0)  # rows are 0.0, 0.1, 1.0, 1.1
+    page.get_by_role("heading", name="Unit 0.1").wait_for(timeout=60_000)
+    settle(page)
+    assert "unit=0.1" in page.url
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    settle(page)
+    assert page.get_by_role("heading", name="Unit 0.1").is_visible()
+
+
+def test_the_keyboard_alone_chooses_a_unit(page, address):
+    page.goto(f"{address}/?unit=1.0")
+    settle(page)
+    page.get_by_role("combobox", name="Unit (layer.head)").focus()
+    page.keyboard.type("1.1")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Unit 1.1").wait_for(timeout=60_000)
+
+
+def test_the_shift_slider_moves_the_target(page, address):
+    page.goto(f"{address}/compressor?model=zoo:tiny&unit=1.0")
+    settle(page)
+    metric = page.locator('[data-testid="stMetric"]', has_text="Target").locator(
+        '[data-testid="stMetricValue"]'
+    )
+    before = int(metric.inner_text().split()[-1])
+    page.get_by_role("slider", name="Shift of the target (tokens)").press("ArrowRight")
+    page.wait_for_url("**shift=1**", timeout=60_000)
+    settle(page)
+    assert int(metric.inner_text().split()[-1]) == before + 1
+
+
+def test_a_pdf_is_downloaded_and_is_vector(page, address, tmp_path):
+    page.goto(f"{address}/figures?panels=accuracy,knockout&format=pdf")
+    settle(page)
+    page.get_by_role("button", name="Make the file").click()
+    download = page.get_by_role("button", name="Download figure.pdf")
+    download.wait_for(timeout=120_000)
+    with page.expect_download() as started:
+        download.click()
+    started.value.save_as(tmp_path / "figure.pdf")
+    content = (tmp_path / "figure.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert not has_raster(content)
+    text = subprocess.run(["pdftotext", tmp_path / "figure.pdf", "-"], capture_output=True, text=True)
+    assert "accuracy (%)" in text.stdout
+
+
+def test_a_removal_in_one_session_is_not_seen_in_another(chromium, address):
+    pages = [chromium.new_context().new_page() for _ in range(2)]
+    for page in pages:
+        page.goto(f"{address}/interventions?model=zoo:tiny&n=2")
+        settle(page)
+    pages[0].get_by_role("button", name="Run", exact=True).click()
+    pages[0].get_by_text("The right answer is").wait_for(timeout=60_000)
+    pages[1].reload()
+    settle(pages[1])
+    assert not pages[1].get_by_text("The right answer is").is_visible()
+    for page in pages:
+        page.context.close()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_nothing_is_wider_than_a_phone(name, page, address):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}/{VIEWS[name]}")
+    settle(page)
+    wide = page.evaluate("() => document.querySelector('[data-testid=\"stMain\"]').scrollWidth")
+    assert wide <= 390
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, fetched from the npm registry: it is no part of what phaselens needs."""
+    folder = tmp_path_factory.mktemp("axe")
+    subprocess.run(["npm", "pack", "--silent", AXE], cwd=folder, check=True, timeout=120, capture_output=True)
+    with tarfile.open(next(folder.glob("axe-core-*.tgz"))) as archive:
+        member = archive.extractfile("package/axe.min.js")
+        assert member is not None
+        return member.read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_axe_finds_no_serious_violation(name, scheme, page, address, axe):
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"{address}/{VIEWS[name]}")
+    settle(page)
+    page.evaluate(axe)
+    found = page.evaluate(
+        "([types, own]) => axe.run({exclude: own.map(s => [s])}, {runOnly: {type: 'tag', values: types}})",
+        [list(TYPES), STREAMLIT_OWN],
+    )
+    serious = [
+        f"{one['id']}: {node['target']} {node.get('failureSummary', '')[:200]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+    assert serious == []
