@@ -22,6 +22,7 @@ from interp.figures.export import figure_rows, to_html
 
 __all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "table"]
 
+_TITLE_EM = 1.7
 CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
 
 
@@ -67,6 +68,9 @@ def _on_screen(drawn: go.Figure) -> go.Figure:
     """The same figure for a page: on its ground, stretched to its width, each cell clickable to its edges."""
     shown = go.Figure(drawn)
     clear = "rgba(0,0,0,0)"
+    if shown.layout.showlegend:  # it stands above the chart as words; give its room to the page
+        spare = max(0.0, shown.layout.margin.t - _TITLE_EM * shown.layout.font.size)
+        shown.update_layout(margin={"t": shown.layout.margin.t - spare}, height=shown.layout.height - spare)
     # Without a limit the nearest marker answers: for markers in a grid that is the cell under the pointer.
     shown.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, hoverdistance=-1, showlegend=False)
     return shown
