@@ -33,14 +33,15 @@ def legend(drawn: go.Figure) -> str:
         name = getattr(trace, "name", None)
         if name and trace.showlegend is not False and name not in items:
             sign = _bar(trace) if trace.type == "bar" else _line(trace)
-            items[name] = f'<li><img alt="" src="{_image(sign)}">{html.escape(str(name))}</li>'
+            items[name] = f"<li>{_image(sign)}{html.escape(str(name))}</li>"
     return f'<ul class="legend" aria-label="Legend">{"".join(items.values())}</ul>'
 
 
 def _image(sign: str) -> str:
-    """A drawing as an image's address: Streamlit takes SVG elements out of a page's own markup."""
+    """An image element: Streamlit takes drawings out of the HTML it is given, but leaves images in."""
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="28" height="14" viewBox="0 0 28 14">{sign}</svg>'
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="" width="28" height="14" src="data:image/svg+xml;base64,{data}">'
 
 
 def _bar(trace: Any) -> str:
