@@ -29,7 +29,8 @@ _SHAPES = {
 def legend(drawn: go.Figure) -> str:
     """Return an HTML list with one item a name."""
     items: dict[str, str] = {}
-    for trace in drawn.data:
+    traces: Any = drawn.data
+    for trace in traces:
         name = getattr(trace, "name", None)
         if name and trace.showlegend is not False and name not in items:
             sign = _bar(trace) if trace.type == "bar" else _line(trace)

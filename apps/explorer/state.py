@@ -38,7 +38,7 @@ def choice(
     first = default if default in options else options[0]
     _restore(key, lambda text: text if text in options else None, str, first)
     chosen = st.selectbox(
-        label, options, key=key, help=help, format_func=lambda option: (names or {}).get(option, option)
+        label, options, key=key, help=help, format_func=lambda option: str((names or {}).get(option, option))
     )
     return _keep(key, str(chosen))
 
@@ -54,7 +54,7 @@ def choices(
 
     _restore(key, decode, ",".join, [one for one in default if one in options])
     chosen = st.multiselect(
-        label, options, key=key, help=help, format_func=lambda option: (names or {}).get(option, option)
+        label, options, key=key, help=help, format_func=lambda option: str((names or {}).get(option, option))
     )
     _keep(key, ",".join(chosen))
     return list(chosen)

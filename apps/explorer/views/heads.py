@@ -70,7 +70,7 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     st.header("Effect of knocking out one unit")
     left, right = st.columns(2)
     with left:
-        across = choice("Across", "across", list(_ACROSS), names=_ACROSS)
+        across: Any = choice("Across", "across", list(_ACROSS), names=_ACROSS)
     # The list is drawn first but a click must be able to set it, so the chart's selection is read ahead.
     key = f"heatmap-{across}"
     clicked = _clicked(st.session_state.get(f"chart-{key}"))

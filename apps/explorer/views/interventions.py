@@ -81,7 +81,7 @@ def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
     only = choices("Remove together", "remove", labels, default=labels[:1])
     left, right = st.columns(2)
     with left:
-        replace = choice("Replaced by", "replace", list(_REPLACE), names=_REPLACE)
+        replace: Any = choice("Replaced by", "replace", list(_REPLACE), names=_REPLACE)
     with right:
         prompt = whole_number("Prompt to look at", "prompt", 0, 99, default=0)
     if not only:
@@ -131,7 +131,7 @@ def _by_phase(found: xr.Dataset) -> None:
     figure(drawn, "before-and-after")
 
 
-def _one_prompt(hooked: Any, kind: str, only: list[str], replace: str, prompt: int) -> None:
+def _one_prompt(hooked: Any, kind: str, only: list[str], replace: Any, prompt: int) -> None:
     from interp.follow import before_after, token_word
 
     task = _task(hooked)

@@ -55,7 +55,7 @@ def _sweep(key: str) -> xr.Dataset | None:
     if kind == "published":
         return published_sweeps()[name]
     hooked = live.model(key)
-    arguments = {"n_per_residue": LIVE_PER_RESIDUE, "seed": 0}
+    arguments: dict[str, Any] = {"n_per_residue": LIVE_PER_RESIDUE, "seed": 0}
 
     def work() -> xr.Dataset:
         from interp import phase_sweep
