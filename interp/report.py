@@ -92,12 +92,12 @@ def _measure(
     found: dict[str, xr.Dataset] = {}
     stages = tqdm(total=4, disable=None if progress else True, leave=False, bar_format="{desc} {n}/{total}")
     with stages:
-        stages.set_description("sweep")
-        found["sweep"] = phase_sweep(model, task, n_per_residue=n_per_residue, seed=seed)
-        stages.update()
         stages.set_description("knockout")
-        n = n_per_residue * task.modulus
-        found["knockout"] = knockout(model, task, unit=unit, n=n, seed=seed)
+        effects = knockout(model, task, unit=unit, n=n_per_residue * task.modulus, seed=seed)
+        stages.update()
+        stages.set_description("sweep")
+        found["sweep"] = phase_sweep(model, task, n_per_residue=n_per_residue, seed=seed, clean=effects)
+        found["knockout"] = effects
         stages.update()
         stages.set_description("specialization")
         found["specialization"] = specialization(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -10,7 +10,7 @@ import xarray as xr
 from hooks.errors import StatisticsError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
-from interp.phases import by_phase, fold, measured_stride
+from interp.phases import by_phase, fold, measured_stride, model_strides
 from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
 
@@ -25,6 +25,7 @@ def phase_sweep(
     seed: int = 0,
     axis: Literal["target", "query"] = "target",
     stride: int | None = None,
+    clean: xr.Dataset | None = None,
     memory: int = engine.MEMORY,
     progress: bool | None = None,
 ) -> xr.Dataset:
@@ -44,6 +45,9 @@ def phase_sweep(
         Whether residues count the target's position, or phases count the query's.
     stride : int, optional
         Phases are counted by it; the model's own if left out (8, a placebo, for models without one).
+    clean : Dataset, optional
+        A knockout of the same model, task, number and seed of prompts: its clean run is taken instead of
+        running it again.
     memory : int
         Budget for activations, in bytes.
     progress : bool, optional
@@ -59,7 +63,7 @@ def phase_sweep(
     Raises
     ------
     PhaselensError
-        If the model cannot do the task, or `stride` does not divide R.
+        If the model cannot do the task, `stride` does not divide R, or `clean` is of other prompts.
     """
     task = task or RecallTask.for_model(model)
     if n_per_residue < 1:
@@ -79,15 +83,26 @@ def phase_sweep(
             progress=progress,
         )
     prompts = task.sample(n_per_residue * task.modulus, seed=seed)
-    scores = engine.run(model, prompts, memory=memory, progress=progress, label="sweep")
-    tables = {name: fold(values[0], task.modulus) for name, values in scores.items()}
-    return summarise(
-        tables,
-        prompts,
-        stride=measured_stride(model, task, stride),
-        seed=seed,
-        attrs=results.provenance(model, task, seed, n_per_residue=n_per_residue, axis=axis),
-    )
+    attrs = results.provenance(model, task, seed, n_per_residue=n_per_residue, axis=axis)
+    if not model_strides(model):
+        attrs["placebo"] = 1  # the stride below is declared, not the model's
+    if clean is None:
+        scores = engine.run(model, prompts, memory=memory, progress=progress, label="sweep")
+        tables = {name: fold(values[0], task.modulus) for name, values in scores.items()}
+    else:
+        tables = _clean_tables(clean, attrs)
+    return summarise(tables, prompts, stride=measured_stride(model, task, stride), seed=seed, attrs=attrs)
+
+
+def _clean_tables(knockout: xr.Dataset, attrs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The clean run's values in a knockout of the same prompts."""
+    for name in ("model_hash", "task", "seed", "n_per_residue"):
+        if knockout.attrs.get(name) != attrs[name]:
+            raise StatisticsError(
+                f"the clean run has {name}={knockout.attrs.get(name)!r}, this sweep {attrs[name]!r}; "
+                "valid: a knockout of the same model, task, seed and number of prompts"
+            )
+    return {name: knockout[f"clean_{name}"].values for name in ("correct", "logprob", "margin")}
 
 
 def summarise(

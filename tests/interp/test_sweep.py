@@ -6,7 +6,7 @@ import torch
 
 import hooks
 from hooks import CompressedTransformer, PhaselensError, preset
-from interp import phase_sweep
+from interp import knockout, phase_sweep
 from interp.phases import measured_stride
 from interp.sweep import summarise
 from interp.tasks import RecallTask
@@ -60,6 +60,16 @@ def test_planted_periods_are_found_from_the_data(accuracy, period):
     tables = {"correct": correct, "logprob": logprob, "margin": logprob}
     found = summarise(tables, prompts, stride=8, seed=0, attrs={})
     assert found.attrs["period"] == period
+
+
+def test_the_clean_run_of_a_knockout_serves_as_the_sweep(sweep):
+    model = hooks.load("tiny")
+    effects = knockout(model, n=12 * 12, seed=10_000, unit="layer", n_calibration=12, progress=False)
+    shared = phase_sweep(model, n_per_residue=12, seed=10_000, clean=effects, progress=False)
+    assert np.array_equal(shared.correct, sweep.correct)
+    assert np.allclose(shared.logprob, sweep.logprob, atol=1e-5)
+    with pytest.raises(PhaselensError, match="seed=10000"):
+        phase_sweep(model, n_per_residue=12, seed=1, clean=effects, progress=False)
 
 
 def test_models_without_a_stride_are_measured_at_the_placebo():
