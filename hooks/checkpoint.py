@@ -72,7 +72,7 @@ def save(model: Any, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
     from safetensors.torch import save_file
 
     folder = require_writable(path)
-    if not hasattr(model.cfg, "to_dict"):
+    if hasattr(model, "plain"):  # wraps a Hugging Face model, which has a format of its own
         from hooks.deepseek.files import save_deepseek_v4
 
         return save_deepseek_v4(model, folder, dtype=dtype)

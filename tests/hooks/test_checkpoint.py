@@ -271,4 +271,4 @@ def test_zoo_models_load_within_their_size(name):
 
 def test_the_zoo_is_small_enough_to_ship():
     size = sum(p.stat().st_size for name in hooks.zoo() for p in hooks.checkpoint.zoo_path(name).iterdir())
-    assert size < 45_000_000
+    assert size < 45 * 2**20

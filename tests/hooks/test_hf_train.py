@@ -88,11 +88,12 @@ def test_the_loss_falls_under_the_optimiser():
 
 
 def test_saved_models_load_with_their_task(tiny, tmp_path):
+    import hooks
     from hooks.deepseek import load_deepseek_v4, save_deepseek_v4
 
     tiny.task = {"kind": "recall", "n_keys": 8}
-    save_deepseek_v4(tiny, tmp_path / "a")
-    loaded = load_deepseek_v4(tmp_path / "a")
+    hooks.save(tiny, tmp_path / "a")
+    loaded = hooks.load(tmp_path / "a")
     tokens = torch.arange(19)[None]
     with torch.no_grad():
         assert torch.equal(loaded(tokens), tiny(tokens))
