@@ -16,9 +16,11 @@ import xarray as xr
 from interp import results, stats
 from interp.attribution import attribution
 from interp.controls import controls
+from interp.figures import cycling_figure
 from interp.gate_interventions import cycling, gate_parts
 from interp.knockout import knockout
 from interp.phases import measured_stride
+from interp.report import draw
 from interp.specialization import arcs_text
 from interp.tasks.recall import RecallTask
 
@@ -54,7 +56,10 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
                 str(one.attrs["n_inner"]), _percent(one["predicted"].values[i]), _percent(one["observed"].values[i]),
             ])  # fmt: skip
     head = ["model", "δ", "R²", "n", "R² without the boundary phase", "n", "predicted (%)", "observed (%)"]
-    lines += [*_table(head, rows), "", "## Which part of a gate carries the phases", ""]
+    lines += [*_table(head, rows), ""]
+    for name, one in found["cycling"].items():
+        lines += [f"![{name}, gates cycled](figures/cycling-{name}.svg)", ""]
+    lines += ["## Which part of a gate carries the phases", ""]
     for name, one in found["parts"].items():
         lines += [
             f"{name}: heads knocked out under forced gates. Similarity is the correlation over phases of a head's "
@@ -144,6 +149,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for section, each in found.items():
             for name, one in each.items():
                 results.save(one, given.results / f"{section}-{name.replace(' ', '-')}.nc")
+    draw(
+        {f"cycling-{name}": cycling_figure(one) for name, one in found["cycling"].items()},
+        given.out.parent / "figures",
+        formats=("svg",),
+    )
     with results.atomic_path(given.out) as path:
         path.write_text(markdown(found, missing), encoding="utf-8")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "draw", "figures", "load_results", "report", "save_results"]
 
 FORMATS = ("pdf", "svg", "html", "png")
-PARTS = ("sweep", "knockout", "specialization", "gates")
+PARTS = ("sweep", "knockout", "specialization", "gates", "cycling")
 
 
 def report(
@@ -148,7 +148,13 @@ def load_results(folder: str | os.PathLike[str]) -> dict[str, xr.Dataset]:
 
 def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
     """Build every figure that the results allow, by name."""
-    from interp.figures import accuracy_by_residue, effect_heatmap, effective_offsets, gate_profiles
+    from interp.figures import (
+        accuracy_by_residue,
+        cycling_figure,
+        effect_heatmap,
+        effective_offsets,
+        gate_profiles,
+    )
 
     drawn: dict[str, go.Figure] = {}
     if "sweep" in found:
@@ -158,6 +164,8 @@ def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
     if "gates" in found and found["gates"].sizes["unit"]:
         drawn["gates"] = gate_profiles(found["gates"], _same_units(found))
         drawn["offsets"] = effective_offsets(found["gates"])
+    if "cycling" in found:
+        drawn["cycling"] = cycling_figure(found["cycling"])
     return drawn
 
 

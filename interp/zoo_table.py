@@ -60,8 +60,8 @@ def _row(name: str, n_per_residue: int, seed: int) -> str:
 
     model = load(name)
     task = RecallTask.for_model(model)
-    sweep = phase_sweep(model, task, n_per_residue=n_per_residue, seed=seed, progress=False)
     effects = knockout(model, task, n=n_per_residue * task.modulus, seed=seed, progress=False)
+    sweep = phase_sweep(model, task, n_per_residue=n_per_residue, seed=seed, clean=effects, progress=False)
     served = specialization(effects, seed=seed)
     heads = [
         f"{unit} → {arcs_text(row)}"

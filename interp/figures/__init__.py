@@ -7,6 +7,7 @@ Every builder takes results (:class:`xarray.Dataset`) and a :class:`Theme`, and 
 from interp.figures.accuracy import accuracy_by_residue
 from interp.figures.base import FigureError
 from interp.figures.compose import panels
+from interp.figures.cycling import cycling_figure
 from interp.figures.gates_plane import effective_offsets
 from interp.figures.heatmap import effect_heatmap
 from interp.figures.profiles import gate_profiles
@@ -18,6 +19,7 @@ __all__ = [
     "FigureError",
     "Theme",
     "accuracy_by_residue",
+    "cycling_figure",
     "effect_heatmap",
     "effective_offsets",
     "gate_profiles",
