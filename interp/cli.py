@@ -254,28 +254,6 @@ def gates(
 
 
 @app.command
-def figures(
-    folder: Annotated[Path, Parameter(help="A folder with results, e.g. of phaselens report.")],
-    *,
-    out: Annotated[
-        Path | None, Parameter(name=["--out", "-o"], help="Where to; FOLDER itself if left out.")
-    ] = None,
-    formats: Annotated[
-        list[Literal["pdf", "svg", "html", "png"]] | None,
-        Parameter(name=["--format", "-f"], help="One or several; all if left out."),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Draw the figures of a results folder again.
-
-    Example: phaselens figures reports/w8s8-2kv -o paper --format pdf
-    """
-    from interp import cli_run
-
-    cli_run.figures(folder, out or folder / "figures", formats=formats, as_json=json)
-
-
-@app.command
 def explore(
     folder: Annotated[Path, Parameter(help="The only folder the explorer may open.")] = Path("reports"),
     *,
@@ -373,7 +351,9 @@ def train(
     )
 
 
-app.command("interp.cli_audit:audit", name="audit")  # a module of its own, imported when it is needed
+# Modules of their own, imported when they are needed.
+app.command("interp.cli_audit:audit", name="audit")
+app.command("interp.cli_figures:figures", name="figures")
 
 
 # --------------------------------------------------------------------------- running

@@ -21,7 +21,6 @@ __all__ = [
     "busy",
     "check_device",
     "explore",
-    "figures",
     "gates",
     "prepare",
     "print_json",
@@ -186,19 +185,6 @@ def report(
     if notice:
         print(notice)
     print(f"Report: {out / 'index.html'}")
-
-
-def figures(folder: Path, out: Path, *, formats: Sequence[str] | None, as_json: bool) -> None:
-    """Draw the figures of a results folder again and print the files."""
-    from interp import report as reporting
-
-    found = reporting.load_results(folder)
-    with output_folder(out) as staging:
-        drawn = reporting.draw(reporting.figures(found), staging, formats=formats or reporting.FORMATS)
-        names = [file.relative_to(staging) for file in drawn.files]
-    show_files([out / name for name in names], as_json=as_json)
-    if drawn.notice and not as_json:
-        print(drawn.notice)
 
 
 def show_files(files: list[Path], *, as_json: bool) -> None:

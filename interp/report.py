@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "draw", "figures", "load_results", "report", "save_results"]
 
 FORMATS = ("pdf", "svg", "html", "png")
-PARTS = ("sweep", "knockout", "specialization", "gates", "cycling")
+PARTS = ("sweep", "knockout", "specialization", "gates", "cycling", "patch")
 
 
 def report(
@@ -154,6 +154,7 @@ def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
         effect_heatmap,
         effective_offsets,
         gate_profiles,
+        patching_map,
     )
 
     drawn: dict[str, go.Figure] = {}
@@ -166,6 +167,8 @@ def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
         drawn["offsets"] = effective_offsets(found["gates"])
     if "cycling" in found:
         drawn["cycling"] = cycling_figure(found["cycling"])
+    if "patch" in found:
+        drawn["patch"] = patching_map(found["patch"])
     return drawn
 
 

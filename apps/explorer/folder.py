@@ -14,7 +14,7 @@ from interp import results
 
 __all__ = ["audit_names", "load_audit", "load_report", "model_folder", "model_names", "report_names", "stamp"]
 
-PARTS = ("sweep", "knockout", "specialization", "gates")
+PARTS = ("sweep", "knockout", "specialization", "gates", "cycling", "patch")
 MAX_BYTES = 1 << 28
 MAX_HEADER = 1 << 22
 MAX_TENSORS = 1 << 13

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from apps.explorer.legend import legend
 from apps.explorer.state import choice, root_folder
 from hooks.errors import PhaselensError
 from interp.figures.base import number
+from interp.figures.browser import RENDERED, browser_path, render
 from interp.figures.export import figure_rows, to_html
 
 __all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "table"]
 
 _TITLE_EM = 1.7
+_MIME = {"pdf": "application/pdf", "svg": "image/svg+xml", "html": "text/html", "csv": "text/csv"}
 CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
 
 
@@ -48,20 +51,33 @@ def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
     st.caption(str((drawn.layout.meta or {}).get("caption", "")))
     with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
         st.write(alt_text(drawn))
-        left, right = st.columns(2)
-        left.download_button(
-            "HTML figure", lambda: to_html(drawn), f"{name}.html", "text/html", key=f"{name}-html",
-            on_click="ignore",
-        )  # fmt: skip
-        right.download_button(
-            "Data as CSV",
-            lambda: _csv(drawn),
-            f"{name}.csv",
-            "text/csv",
-            key=f"{name}-csv",
-            on_click="ignore",
-        )
+        _files(drawn, name)
     return event
+
+
+def _files(drawn: go.Figure, name: str) -> None:
+    """Buttons that make the files; vector ones need a browser on this computer."""
+    places = st.columns(4)
+    vector = browser_path() is not None
+    for suffix, place in zip(("pdf", "svg", "html", "csv"), places, strict=True):
+        place.download_button(
+            suffix.upper(),
+            partial(_content, drawn, suffix),
+            f"{name}.{suffix}",
+            _MIME[suffix],
+            key=f"{name}-{suffix}",
+            on_click="ignore",
+            disabled=not vector and suffix in RENDERED,
+        )
+    if not vector:
+        st.caption("PDF and SVG need Chromium on this computer (Debian: `sudo apt-get install chromium`).")
+
+
+def _content(drawn: go.Figure, suffix: str) -> bytes | str:
+    """The file of a chart, as it stands on the page."""
+    if suffix == "html":
+        return to_html(drawn)
+    return _csv(drawn) if suffix == "csv" else render(drawn, suffix)
 
 
 def _on_screen(drawn: go.Figure) -> go.Figure:

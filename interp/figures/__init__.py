@@ -10,6 +10,7 @@ from interp.figures.compose import panels
 from interp.figures.cycling import cycling_figure
 from interp.figures.gates_plane import effective_offsets
 from interp.figures.heatmap import effect_heatmap
+from interp.figures.patch_maps import patching_map
 from interp.figures.profiles import gate_profiles
 from interp.figures.theme import COLUMN_MM, DOUBLE_COLUMN_MM, Theme
 
@@ -24,4 +25,5 @@ __all__ = [
     "effective_offsets",
     "gate_profiles",
     "panels",
+    "patching_map",
 ]

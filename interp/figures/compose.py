@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -61,7 +61,7 @@ def panels(
     if len(labels) < len(figures):
         raise FigureError(f"{len(figures)} panels need as many labels; got {len(labels)}: {labels!r}")
     base = theme or Theme()
-    theme = Theme(width_mm=width_mm, font_pt=base.font_pt, font_family=base.font_family, dark=base.dark)
+    theme = replace(base, width_mm=width_mm)
     columns = min(columns, len(figures))
     slots = _slots([layout_of(f)["height"] for f in figures], columns, theme.width)
     total = max(s.top + s.height for s in slots)

@@ -22,7 +22,7 @@ from interp.results import atomic_path, to_csv
 
 __all__ = ["FORMATS", "Exported", "export", "export_many", "figure_rows", "to_html"]
 
-FORMATS = (*RENDERED, "html")
+FORMATS = (*RENDERED, "html", "csv")
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
@@ -78,7 +78,7 @@ def export_many(
     figures : mapping of path to Figure
         The path without a suffix; its folder must exist.
     formats : sequence of str
-        Of ``pdf svg png html``; the CSV is always written.
+        Of ``pdf svg png html csv``; the CSV is always written.
     data : mapping of path to DataFrame or Dataset, optional
         Data to write instead of what the figure's traces carry, by the same path.
     timeout_s : float

@@ -10,11 +10,17 @@ from interp.figures.base import FigureError, number, require
 from interp.figures.cell_map import cell_map
 from interp.figures.theme import Theme
 
-__all__ = ["patch_by_phase", "patch_by_place"]
+__all__ = ["patch_by_phase", "patch_by_place", "patching_map"]
 
 SIGNIFICANCE = 0.05
 _FLOOR = 0.1
 """Smallest range of colours (nats), so that a map of nothing stays pale."""
+
+
+def patching_map(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figure:
+    """Draw the map that a result of `patch` allows: layer × place for positions and entries, else unit × phase."""
+    places = found.attrs.get("unit_kind") in ("position", "entry")
+    return patch_by_place(found, theme=theme) if places else patch_by_phase(found, theme=theme)
 
 
 def patch_by_phase(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figure:
@@ -45,7 +51,7 @@ def patch_by_phase(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
             f"Map of {len(rows)} units by {len(columns)} phases. The largest change is "
             f"{number(values[row, column], 2)} nats, unit {rows[row]} at phase {columns[column]}."
         ),
-        caption=f"{_what(found)} when a unit's output comes from the {_source(found)}; {_COLOURS}",
+        caption=f"{_what(found)} when a unit's output comes from the {_source(found)}; {_key(theme)}",
     )  # fmt: skip
 
 
@@ -94,7 +100,7 @@ def patch_by_place(found: xr.Dataset, *, phase: int | None = None, theme: Theme 
         ),
         caption=(
             f"{_what(found)} when the {_PATCHED[kind]} comes from the {_source(found)}, "
-            f"{'mean over phases' if phase is None else f'targets at phase {phase}'}; {_COLOURS}"
+            f"{'mean over phases' if phase is None else f'targets at phase {phase}'}; {_key(theme)}"
         ),
     )  # fmt: skip
 
@@ -103,7 +109,11 @@ _PATCHED = {
     "position": "residual stream before a layer at one position",
     "entry": "key and value of one entry",
 }
-_COLOURS = "blue helps, red hurts. Outlined: family-wise p < 0.05 (sign-flip, over prompts)."
+
+
+def _key(theme: Theme | None) -> str:
+    loss, gain = (theme or Theme()).signs
+    return f"{gain} helps, {loss} hurts. Outlined: family-wise p < 0.05 (sign-flip, over prompts)."
 
 
 def _what(found: xr.Dataset) -> str:

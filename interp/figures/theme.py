@@ -5,18 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COLUMN_MM", "DOUBLE_COLUMN_MM", "Theme", "contrast", "mix", "mm", "pt"]
+from hooks.errors import PhaselensError
+
+__all__ = ["COLOURS", "COLUMN_MM", "DOUBLE_COLUMN_MM", "Theme", "contrast", "mix", "mm", "pt"]
 
 COLUMN_MM = 85.0
 DOUBLE_COLUMN_MM = 180.0
 
-# Okabe & Ito (2008), told apart under all common kinds of colour blindness; no yellow (invisible on paper).
-_LIGHT_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F", "#56B4E9", "#E69F00", "#000000")
-_DARK_PALETTE = ("#56B4E9", "#FF8C42", "#2BD4A4", "#E8A0C8", "#B0B0B0", "#9AD4F5", "#F2C14E", "#FFFFFF")
 
-# ColorBrewer RdBu without its darkest ends, so that ink outlines stay visible on every cell.
-_LIGHT_DIVERGING = ("#B2182B", "#EF8A62", "#FDDBC7", "#F7F7F7", "#D1E5F0", "#67A9CF", "#2166AC")
-_DARK_DIVERGING = ("#FF7A66", "#C44A3D", "#6B2F2C", "#2A2E35", "#284A63", "#3F83B5", "#73BDF0")
+@dataclass(frozen=True)
+class _Colours:
+    """Eight series and seven steps from losses over zero to gains, on paper and on a dark ground."""
+
+    light: tuple[str, ...]
+    dark: tuple[str, ...]
+    diverging: tuple[str, ...]
+    diverging_dark: tuple[str, ...]
+
+
+# Series: Okabe & Ito (2008) without its yellow, invisible on paper; Tol's "vibrant" and "muted" (2021). All are
+# told apart under every common kind of colour blindness. Signed: ColorBrewer RdBu, PuOr and Tol's sunset
+# without their darkest ends, so that ink outlines stay visible on every cell.
+_SETS = {
+    "okabe-ito": _Colours(
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F", "#56B4E9", "#E69F00", "#000000"),
+        ("#56B4E9", "#FF8C42", "#2BD4A4", "#E8A0C8", "#B0B0B0", "#9AD4F5", "#F2C14E", "#FFFFFF"),
+        ("#B2182B", "#EF8A62", "#FDDBC7", "#F7F7F7", "#D1E5F0", "#67A9CF", "#2166AC"),
+        ("#FF7A66", "#C44A3D", "#6B2F2C", "#2A2E35", "#284A63", "#3F83B5", "#73BDF0"),
+    ),
+    "tol": _Colours(
+        ("#0077BB", "#EE7733", "#009988", "#CC3311", "#7F7F7F", "#33BBEE", "#EE3377", "#000000"),
+        ("#4FB0F0", "#FFA066", "#3FD0BC", "#FF7A5C", "#B0B0B0", "#8FDCFA", "#FF86B4", "#FFFFFF"),
+        ("#B35806", "#F1A340", "#FEE0B6", "#F7F7F7", "#D8DAEB", "#998EC3", "#542788"),
+        ("#FFB05C", "#C77B22", "#6B4418", "#2A2E35", "#44406B", "#8479C0", "#BDB2F5"),
+    ),
+}
+COLOURS = tuple(_SETS)
 
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "pentagon", "star", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
@@ -46,12 +70,24 @@ class Theme:
         CSS font family, most wanted first.
     dark : bool
         Light ink on a dark ground, for screens.
+    colours : str
+        Of :data:`COLOURS`: "okabe-ito" with red losses and blue gains, or "tol" with orange and purple ones.
+
+    Raises
+    ------
+    PhaselensError
+        For unknown colours.
     """
 
     width_mm: float = COLUMN_MM
     font_pt: float = 7.0
     font_family: str = "Liberation Sans, Arial, Helvetica, sans-serif"
     dark: bool = False
+    colours: str = COLOURS[0]
+
+    def __post_init__(self) -> None:
+        if self.colours not in _SETS:
+            raise PhaselensError(f"no colours {self.colours!r}; valid: {', '.join(COLOURS)}")
 
     @property
     def width(self) -> float:
@@ -101,14 +137,19 @@ class Theme:
     @property
     def palette(self) -> tuple[str, ...]:
         """Eight colours for series; symbols and dashes go along, so that colour is never the only cue."""
-        return _DARK_PALETTE if self.dark else _LIGHT_PALETTE
+        return _SETS[self.colours].dark if self.dark else _SETS[self.colours].light
 
     def diverging(self, value: float) -> str:
-        """Colour of a signed number in −1 … 1 (clipped): red for losses, blue for gains, neutral at 0."""
-        stops = _DARK_DIVERGING if self.dark else _LIGHT_DIVERGING
+        """Colour of a signed number in −1 … 1 (clipped): warm for losses, cold for gains, neutral at 0."""
+        stops = _SETS[self.colours].diverging_dark if self.dark else _SETS[self.colours].diverging
         place = (min(1.0, max(-1.0, value)) + 1.0) / 2.0 * (len(stops) - 1)
         low = min(int(place), len(stops) - 2)
         return mix(stops[low], stops[low + 1], place - low)
+
+    @property
+    def signs(self) -> tuple[str, str]:
+        """The words for the colours of losses and gains."""
+        return {"okabe-ito": ("red", "blue"), "tol": ("orange", "purple")}[self.colours]
 
     def text_on(self, ground: str) -> str:
         """Black or white, whichever stands out more on a cell of this colour."""

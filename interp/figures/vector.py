@@ -38,9 +38,8 @@ def finish_svg(data: bytes, figure: go.Figure) -> bytes:
     text = data.decode()
     stable = hashlib.sha256((figure.to_json() or "").encode()).hexdigest()[:6]
     for random in set(re.findall(r'id="(?:top)?defs-([0-9a-f]{6})"', text)):
-        text = re.sub(
-            rf"(?<=clip){random}|(?<=defs-){random}|(?<=legend){random}|(?<=\bg){random}", stable, text
-        )
+        # A second legend is "legend2", and so on: its number stands between the word and the digits.
+        text = re.sub(rf"(clip|defs-|legend\d*|\bg){random}", rf"\g<1>{stable}", text)
     layout = layout_of(figure)
     width, height, meta = layout["width"], layout["height"], layout["meta"]
     head = (

@@ -11,7 +11,7 @@ from apps.explorer.state import choice, choices, root_folder, screen_theme, slid
 from hooks.errors import PhaselensError
 from interp.figures import accuracy_by_residue
 from interp.figures.base import number
-from interp.figures.series import Series, lines
+from interp.figures.completion import completion_by_length
 from interp.published import load_published
 from interp.published.sweeps import published_sweeps
 
@@ -55,11 +55,9 @@ def _completion(found: dict) -> None:
     columns[0].metric("Length mod 4", str(length % 4))
     columns[1].metric("P(8), right here", number(found["p_8"][at], 3))
     columns[2].metric("P(32)", number(found["p_32"][at], 3))
-    drawn = lines(
-        {"P(8)": Series(found["p_8"]), "P(32)": Series(found["p_32"])}, lengths,
-        x_title="filler length (tokens)", y_title="probability", y_range=(-0.03, 1.03), chosen=length, cycle=4,
-        theme=screen_theme(190), caption=str(found["task"]) + ".",
-    )  # fmt: skip
+    drawn = completion_by_length(
+        found, lengths, cycle=4, caption=f"{found['task']}.", chosen=length, theme=screen_theme(190)
+    )
     figure(drawn, "completion")
     st.caption(str(found["source"]))
 
@@ -87,13 +85,14 @@ def _audit(found: xr.Dataset) -> None:
         columns[1].metric("Worst phase", str(a.get("worst_phase", "–")))
         columns[2].metric("Period in the data", str(a.get("period") or "none"))
         figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy")
-    elif "p_8" in found:
-        named = {f"P({n})": Series(found[f"p_{n}"].values.tolist()) for n in (8, 32)}
-        drawn = lines(
-            named, [int(n) for n in found["length"].values], x_title="filler length (tokens)",
-            y_title="probability", y_range=(-0.03, 1.03), cycle=int(a.get("period", 0)),
-            theme=screen_theme(190), caption=str(a.get("task", "")),
-        )  # fmt: skip
+    elif {"p_8", "p_32", "length"} <= set(map(str, found.variables)):
+        drawn = completion_by_length(
+            {name: found[name].values for name in ("p_8", "p_32")},
+            [int(n) for n in found["length"].values],
+            cycle=int(a.get("period", 0)),
+            caption=str(a.get("task", "")),
+            theme=screen_theme(190),
+        )
         figure(drawn, "audit-completion")
     else:
         st.info("This part of an audit has no curve to draw; see its index.html.")

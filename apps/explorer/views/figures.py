@@ -1,4 +1,4 @@
-"""Figures: every plot of a report as a paper figure, with the command line that makes the same file."""
+"""Figures: the plots of a report as one paper figure, with the command line that makes the same file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import streamlit as st
 from apps.explorer.parts import CONFIG, alt_text, chosen_report, heading
 from apps.explorer.state import choice, choices, slider, switch, whole_number
 from hooks.errors import PhaselensError
-from interp.figures.paper import PANELS, available, command, paper_figure
+from interp.figures.paper import PANELS, Look, available, command, paper_figure
+from interp.figures.theme import COLOURS
 
 FORMATS = {
     "pdf": ("PDF (vector)", "application/pdf"),
@@ -22,12 +23,18 @@ FORMATS = {
     "csv": ("CSV (the data)", "text/csv"),
 }
 
+_COLOURS = {
+    "okabe-ito": "Okabe and Ito; losses red, gains blue",
+    "tol": "Tol; losses orange, gains purple",
+}
+
 
 def page() -> None:
     """Draw the page."""
     heading(
         "Figures for a paper",
-        "Choose panels, set the width of your column and the size of your type, and take the file.",
+        "Choose panels, set the width of your column and the size of your type, and take the file. "
+        "What is measured live has its own files below each chart.",
     )
     chosen = chosen_report()
     if chosen is None:
@@ -38,12 +45,12 @@ def page() -> None:
         "Panels, in order (a, b, c …)", "panels", there, default=there[:3],
         names={key: PANELS[key] for key in there},
     )  # fmt: skip
-    options = _options(found)
+    look = _look(found)
     if not panels:
         st.info("Choose at least one panel.")
         return
     try:
-        drawn = paper_figure(found, panels, **options)
+        drawn = paper_figure(found, panels, look)
     except PhaselensError as error:
         st.error(f"{error}.")
         return
@@ -60,10 +67,10 @@ def page() -> None:
             width=int(drawn.layout.width),
         )
     st.caption(str(drawn.layout.meta["caption"]))
-    _files(drawn, name, panels, options)
+    _files(drawn, name, panels, look)
 
 
-def _options(found: Any) -> dict[str, Any]:
+def _look(found: Any) -> Look:
     one, two, three = st.columns(3)
     with one:
         width = slider("Width (mm)", "width", 60, 200, default=180, help="85: one column; 180: two.")
@@ -77,11 +84,12 @@ def _options(found: Any) -> dict[str, Any]:
         units = choices(
             "Units in the gate panel", "units", there, default=[], help="Empty: the two that cost most."
         )
+    colours = choice("Colours", "colours", COLOURS, names=_COLOURS)
     dark = switch("Light type on a dark ground", "dark")
-    return {"width_mm": width, "font_pt": font, "columns": columns, "units": units or None, "dark": dark}
+    return Look(width_mm=width, font_pt=font, columns=columns, units=tuple(units), colours=colours, dark=dark)
 
 
-def _files(drawn: go.Figure, name: str, panels: list[str], options: dict[str, Any]) -> None:
+def _files(drawn: go.Figure, name: str, panels: list[str], look: Look) -> None:
     st.subheader("The file")
     suffix = choice(
         "Format", "format", list(FORMATS), names={key: value[0] for key, value in FORMATS.items()}
@@ -102,8 +110,7 @@ def _files(drawn: go.Figure, name: str, panels: list[str], options: dict[str, An
             on_click="ignore", type="primary",
         )  # fmt: skip
     st.caption("The same file from the command line, in the folder the explorer was opened on:")
-    formats = [suffix] if suffix != "csv" else ["html"]
-    st.code(command(name, panels, formats=formats, **options), language="bash", wrap_lines=True)
+    st.code(command(name, panels, look, suffix=suffix), language="bash", wrap_lines=True)
 
 
 def _render(drawn: go.Figure, suffix: str) -> tuple[bytes | None, str]:
@@ -113,7 +120,7 @@ def _render(drawn: go.Figure, suffix: str) -> tuple[bytes | None, str]:
     with tempfile.TemporaryDirectory() as folder:
         stem = Path(folder) / "figure"
         try:
-            done = export(drawn, stem, [] if suffix == "csv" else [suffix])
+            done = export(drawn, stem, [suffix])
         except PhaselensError as error:
             return None, f"{error}."
         path = stem.with_suffix(f".{suffix}")

@@ -1,0 +1,73 @@
+"""The verb ``figures`` of the command line; nothing heavy is imported until it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+__all__ = ["figures"]
+
+
+def figures(
+    folder: Annotated[Path, Parameter(help="A folder with results, e.g. of phaselens report.")],
+    *,
+    out: Annotated[
+        Path | None, Parameter(name=["--out", "-o"], help="Where to; FOLDER/figures if left out.")
+    ] = None,
+    formats: Annotated[
+        list[Literal["pdf", "svg", "html", "png", "csv"]] | None,
+        Parameter(name=["--format", "-f"], help="One or several; all if left out. The data always go along."),
+    ] = None,
+    panels: Annotated[
+        str | None,
+        Parameter(
+            help="One figure of panels a, b, c …, with commas between: accuracy, knockout, gates, offsets, "
+            "cycling, patch, needle, completion. Every figure by itself if left out."
+        ),
+    ] = None,
+    width_mm: Annotated[
+        float, Parameter(help="With --panels: width of the figure; 85 for one column, 180 for two.")
+    ] = 180.0,
+    font_pt: Annotated[float, Parameter(help="With --panels: size of type.")] = 7.0,
+    columns: Annotated[int, Parameter(help="With --panels: panels side by side.")] = 2,
+    units: Annotated[
+        str | None, Parameter(help='With --panels: units of the panel "gates", with commas between.')
+    ] = None,
+    colours: Annotated[
+        Literal["okabe-ito", "tol"],
+        Parameter(help="With --panels: colours; losses are red, or orange, gains blue, or purple."),
+    ] = "okabe-ito",
+    dark: Annotated[bool, Parameter(help="With --panels: light ink on a dark ground.", negative=())] = False,
+    json: Annotated[bool, Parameter(help="Print one JSON object instead of a table.", negative=())] = False,
+) -> None:
+    """Draw the figures of a results folder again, or one figure of several panels for a paper.
+
+    Example: phaselens figures reports/w8s8-2kv --panels accuracy,knockout,gates --width-mm 180 -o paper
+    """
+    from interp import report as reporting
+    from interp.cli_run import show_files
+    from interp.outputs import output_folder
+
+    found = reporting.load_results(folder)
+    if panels is None:
+        drawn = reporting.figures(found)
+    else:
+        from interp.figures.paper import Look, paper_figure
+
+        look = Look(
+            width_mm=width_mm, font_pt=font_pt, columns=columns, units=_words(units), colours=colours, dark=dark
+        )  # fmt: skip
+        drawn = {"figure": paper_figure(found, _words(panels), look)}
+    out = out or folder / "figures"
+    with output_folder(out) as staging:
+        written = reporting.draw(drawn, staging, formats=formats or reporting.FORMATS)
+        names = [file.relative_to(staging) for file in written.files]
+    show_files([out / name for name in names], as_json=json)
+    if written.notice and not json:
+        print(written.notice)
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
