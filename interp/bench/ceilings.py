@@ -1,0 +1,97 @@
+"""What this machine can do at most, and what a computation needs at least: operations and bytes from shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Ceilings", "Work", "measure_ceilings", "work_of"]
+
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+_ATTENTION = "aten::_scaled_dot_product"
+
+
+class Work(NamedTuple):
+    """Operations (a multiply-add counts two) and bytes of operands read and written, by matrix products."""
+
+    operations: int
+    bytes: int
+
+
+class Ceilings(NamedTuple):
+    """Fastest matrix product seen, in operations a second, and fastest copy, in bytes moved a second."""
+
+    matmul: float
+    copy: float
+
+    def seconds(self, work: Work) -> float:
+        """Shortest time for some work: its operations or its bytes alone, whichever takes longer."""
+        return max(work.operations / self.matmul, work.bytes / self.copy)
+
+
+def measure_ceilings(device: torch.device, *, size: int = 1024, repeats: int = 5) -> Ceilings:
+    """Time fp32 products of square matrices and copies of 64 MiB, and keep the best.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where.
+    size : int
+        Rows of the matrices.
+    repeats : int
+        Tries of each.
+    """
+    a = torch.ones(size, size, device=device)
+    source = torch.ones(1 << 24, device=device)
+    target = torch.empty_like(source)
+    product = min(_timed(lambda: a @ a, device) for _ in range(repeats))
+    copy = min(_timed(lambda: target.copy_(source), device) for _ in range(repeats))
+    return Ceilings(2 * size**3 / product, 2 * source.nbytes / copy)
+
+
+def _timed(work: Callable[[], Any], device: torch.device) -> float:
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def work_of(run: Callable[[], Any]) -> Work:
+    """Count the matrix products and fused attentions of a run from the shapes of their operands.
+
+    Everything else, norms and softmaxes and copies, counts nothing, so the time of this work is a lower bound.
+    Fused attention counts every column it is given, those its mask hides included.
+    """
+    counter = _Counter()
+    with counter:
+        run()
+    return Work(counter.operations, counter.bytes)
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.name().split(".")[0]
+        if name in _PRODUCTS:
+            *_, left, right = [a for a in args if isinstance(a, Tensor)]
+            self.operations += 2 * left.numel() * right.shape[-1]
+            self._move(*args, out)
+        elif name.startswith(_ATTENTION) and "backward" not in name:
+            q, key, value = args[:3]
+            columns = q.numel() // q.shape[-1] * key.shape[-2]
+            self.operations += 2 * columns * (q.shape[-1] + value.shape[-1])
+            self._move(q, key, value, out[0])
+        return out
+
+    def _move(self, *tensors: Any) -> None:
+        self.bytes += sum(t.nbytes for t in tensors if isinstance(t, Tensor))

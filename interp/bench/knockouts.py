@@ -1,0 +1,161 @@
+"""One knockout map computed in every way, each in a process of its own, repeats interleaved."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from hooks.errors import PhaselensError, did_you_mean
+from interp.bench.cases import Case
+from interp.bench.processes import Worker
+
+__all__ = ["LOOPS", "METHOD_NAMES", "TOLERANCE", "bench_knockout", "machine", "summarise"]
+
+LOOPS = ("transformer_lens", "nnsight", "hugging_face")
+METHOD_NAMES = ("ours", "floor", *LOOPS)
+TOLERANCE = 1e-5
+"""Largest difference in log-probability, relative where that is above 1, that counts as the same answer."""
+
+
+def bench_knockout(
+    case: Case,
+    *,
+    repeats: int = 3,
+    methods: Sequence[str] = METHOD_NAMES,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time every way of computing a knockout map.
+
+    Parameters
+    ----------
+    case : Case
+        Model, prompts, units.
+    repeats : int
+        Runs of each way: first all ways once, then all again.
+    methods : sequence of str
+        Of :data:`METHOD_NAMES`; "ours" and "floor" always run.
+    say : function
+        Told what goes on, line by line.
+
+    Returns
+    -------
+    dict
+        JSON values: ``case``, ``machine``, and by way under ``methods`` the lists ``seconds``,
+        ``cpu_seconds`` and ``peak_bytes`` with one value per repeat, ``max_difference`` from ours, and
+        ``scale`` (above 1 where a loop ran some units only); ``summary`` as in :func:`summarise`. A way
+        that this model does not allow has ``skipped`` with the reason.
+
+    Raises
+    ------
+    PhaselensError
+        For another way, or if ours or the floor fails.
+    """
+    for name in methods:
+        if name not in METHOD_NAMES:
+            raise PhaselensError(f"method {name!r}; {did_you_mean(name, METHOD_NAMES)}")
+    chosen = [name for name in METHOD_NAMES if name in methods or name in ("ours", "floor")]
+    found: dict[str, Any] = {name: {"seconds": [], "cpu_seconds": [], "peak_bytes": []} for name in chosen}
+    with ExitStack() as stack:
+        workers = {}
+        for name in chosen:  # one after the other, so that loading does not disturb anything
+            say(f"loading {case.model} for {name}")
+            spec = {"method": name, "case": case.to_dict(), "threads": case.threads}
+            worker = stack.enter_context(Worker("knockout", spec))
+            try:
+                workers[name] = worker.ready()
+            except PhaselensError as error:
+                if name not in LOOPS:
+                    raise
+                found[name] = {"skipped": str(error)}
+        for repeat in range(repeats):
+            for name, worker in workers.items():
+                timing = worker.ask()
+                say(f"repeat {repeat + 1} of {repeats}: {name} {timing['seconds']:.2f} s")
+                for key, value in timing.items():
+                    found[name].setdefault(key, []).append(value)
+        answers = {name: worker.ask("answers") for name, worker in workers.items()}
+    _compare_answers(found, answers, case)
+    return {
+        "kind": "knockout", "case": case.to_dict(), "machine": machine(case.threads), "repeats": repeats,
+        "units": answers["ours"]["n_units"], "methods": found, "summary": summarise(found, case),
+    }  # fmt: skip
+
+
+def _compare_answers(found: dict[str, Any], answers: dict[str, Any], case: Case) -> None:
+    """Note how far each loop's numbers are from ours, and by what its times are to be multiplied."""
+    ours = np.array(answers["ours"]["logprob"])
+    total = answers["ours"]["n_units"]
+    for name, answer in answers.items():
+        scale = 1.0
+        if name in LOOPS:
+            rows = [0, *(index + 1 for index in answer["units"])]
+            theirs = np.array(answer["logprob"])
+            error = np.abs(theirs - ours[rows]) / np.maximum(1, np.abs(ours[rows]))
+            found[name]["max_difference"] = float(error.max())
+            n, cal = theirs.shape[1], case.n_calibration
+            # Every forward pass of a loop is a whole one and costs the same, whatever it replaces.
+            scale = (cal + n * (1 + total)) / (cal + n * len(rows))
+        found[name]["scale"] = scale
+
+
+def summarise(found: dict[str, Any], case: Case) -> dict[str, Any]:
+    """Ratios from one run.
+
+    Parameters
+    ----------
+    found : dict
+        ``methods`` of :func:`bench_knockout`.
+    case : Case
+        Of the same.
+
+    Returns
+    -------
+    dict
+        ``times_ours`` and ``cpu_times_ours``: by way, its best wall time, or CPU time, over our best;
+        ``of_floor`` and ``cpu_of_floor``: ours over the floor; ``of_ceilings``: ours over the time that the
+        floor's operations and bytes take at the best rates measured in the run; ``agree``: whether every way
+        gave the same answer.
+    """
+    there = {name: each for name, each in found.items() if "seconds" in each}
+
+    def best(name: str, key: str) -> float:
+        return min(there[name][key]) * there[name].get("scale", 1.0)
+
+    floor = there["floor"]
+    at_best = max(
+        floor["operations"][0] / max(floor["matmul"]), floor["bytes"][0] / max(floor["copy"])
+    )  # fmt: skip
+    return {
+        "times_ours": {n: best(n, "seconds") / best("ours", "seconds") for n in there if n in LOOPS},
+        "cpu_times_ours": {
+            n: best(n, "cpu_seconds") / best("ours", "cpu_seconds") for n in there if n in LOOPS
+        },
+        "of_floor": best("ours", "seconds") / best("floor", "seconds"),
+        "cpu_of_floor": best("ours", "cpu_seconds") / best("floor", "cpu_seconds"),
+        "ceiling_seconds": at_best,
+        "of_ceilings": best("ours", "seconds") / at_best,
+        "agree": all(there[n]["max_difference"] <= TOLERANCE for n in there if n in LOOPS),
+    }
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Where and with what numbers were measured."""
+    names = ("torch", "transformer-lens", "nnsight", "transformers")
+    return {
+        "processor": _processor(), "threads": threads, "python": platform.python_version(),
+        **{name: version(name) for name in names},
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = [line for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return lines[0].split(":", 1)[1].strip() if lines else platform.processor() or platform.machine()
