@@ -352,7 +352,10 @@ def train(
 
 
 # Modules of their own, imported when they are needed.
+app.command("interp.cli_bench:bench", name="bench")
 app.command("interp.cli_audit:audit", name="audit")
+for _verb in ("compare", "owners", "periods"):
+    app.command(f"interp.cli_v41:{_verb}", name=_verb)
 app.command("interp.cli_figures:figures", name="figures")
 
 

@@ -21,11 +21,15 @@ from interp.cli import app, main
 
 VERBS = [
     "audit",
+    "bench",
+    "compare",
     "explore",
     "figures",
     "gates",
     "knockout",
+    "owners",
     "patch",
+    "periods",
     "report",
     "results",
     "sweep",

@@ -1,0 +1,131 @@
+"""Two models on the same prompts, and how much wider the phase gap of the second is.
+
+The pairs that this is for: a model and itself with quantization off, with every entry attended instead of the
+picked ones, or another trained model of the same task.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from hooks.errors import StatisticsError
+from hooks.sites import HookedModel
+from interp import engine, results, stats
+from interp.phases import fold, measured_stride
+from interp.tasks.prompts import Task
+from interp.tasks.recall import RecallTask
+
+__all__ = ["compare"]
+
+
+def compare(
+    first: HookedModel,
+    second: HookedModel,
+    task: Task | None = None,
+    *,
+    n_per_residue: int = 64,
+    seed: int = 0,
+    stride: int | None = None,
+    memory: int = engine.MEMORY,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Measure how the phase gap differs between two models, prompt by prompt.
+
+    Parameters
+    ----------
+    first, second : HookedModel
+        What is compared; differences are second minus first.
+    task : Task, optional
+        The prompts of both; the recall task of `first` if left out.
+    n_per_residue, seed, stride, memory, progress
+        As in :func:`interp.sweep.phase_sweep`; the stride is that of `first` if left out.
+
+    Returns
+    -------
+    Dataset
+        ``correct logprob margin (model, prompt, residue)``; ``accuracy mean_logprob (model, phase)``;
+        ``change change_pp (phase)``, second minus first, of the log-probability (nats) and of the accuracy
+        (percentage points), with BCa intervals ``_low _high`` over prompt_ids. Attributes ``gap_pp`` and
+        ``gap_nats``, one value a model; ``widening_pp`` and ``widening_nats``, the second's gap minus the
+        first's, with ``_low _high`` from resampling prompt_ids for both at once.
+
+    Raises
+    ------
+    StatisticsError
+        If the models have different vocabularies.
+
+    Notes
+    -----
+    A gap is best minus worst phase of the mean, biased upward in both models; of their difference the bias is
+    only what the two do not share. Where accuracy is at its ceiling the gap in nats is the one to read.
+    """
+    if first.cfg.d_vocab != second.cfg.d_vocab:
+        raise StatisticsError(
+            f"{first.name!r} has {first.cfg.d_vocab} tokens, {second.name!r} {second.cfg.d_vocab}; valid: two "
+            "models of one task"
+        )
+    task = task or RecallTask.for_model(first)
+    step = measured_stride(first, task, stride)
+    prompts = task.sample(n_per_residue * task.modulus, seed=seed)
+    scores = [
+        engine.run(model, prompts, memory=memory, progress=progress, label=model.name)
+        for model in (first, second)
+    ]
+    tables = {
+        name: np.stack([fold(one[name][0], task.modulus) for one in scores]).astype(
+            bool if name == "correct" else float
+        )
+        for name in scores[0]
+    }
+    data: dict[str, Any] = {name: (("model", "prompt", "residue"), values) for name, values in tables.items()}
+    attrs = results.provenance(
+        first, task, seed, other_model=second.name, other_model_hash=second.content_hash(), stride=step,
+        modulus=task.modulus, n_per_residue=n_per_residue, query_position=prompts.query_position,
+    )  # fmt: skip
+    for name, unit, scale, change in (
+        ("correct", "pp", 100.0, "change_pp"), ("logprob", "nats", 1.0, "change"),
+    ):  # fmt: skip
+        by = scale * stats.phase_means(tables[name], step).swapaxes(0, 1)  # [prompt, model, phase]
+        gaps = _gaps(by[None])[0]
+        low, high = stats.bca(by, _widening, seed=seed)
+        data |= _with_interval(change, by[:, 1] - by[:, 0], seed)
+        attrs |= {
+            f"gap_{unit}": gaps.tolist(),
+            f"widening_{unit}": float(gaps[1] - gaps[0]),
+            f"widening_{unit}_low": float(low),
+            f"widening_{unit}_high": float(high),
+        }
+        data["accuracy" if name == "correct" else "mean_logprob"] = (
+            ("model", "phase"),
+            by.mean(axis=0) / scale,
+        )
+    return xr.Dataset(
+        data,
+        coords={
+            "model": [first.name, second.name], "prompt": np.arange(n_per_residue),
+            "residue": np.arange(task.modulus), "phase": np.arange(step),
+        },
+        attrs=attrs,
+    )  # fmt: skip
+
+
+def _gaps(sample: np.ndarray) -> np.ndarray:
+    """Best minus worst phase of [resample, prompt, model, phase], by model."""
+    return np.ptp(sample.mean(axis=1), axis=-1)
+
+
+def _widening(sample: np.ndarray) -> np.ndarray:
+    gaps = _gaps(sample)
+    return gaps[..., 1] - gaps[..., 0]
+
+
+def _with_interval(name: str, change: np.ndarray, seed: int) -> dict[str, Any]:
+    low, high = stats.bca(change, seed=seed)
+    return {
+        name: ("phase", change.mean(axis=0)),
+        f"{name}_low": ("phase", low),
+        f"{name}_high": ("phase", high),
+    }
