@@ -35,6 +35,8 @@ Role = Literal["window", "full", "reindex", "reuse"]
 
 _PLAIN = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _V4_ROTARY, _V4_SCALES = 64, 8
+PREFILL_TOKENS = 131_072
+"""Length of the prompt whose prefill is counted: 128K."""
 PRECISIONS = (*_PLAIN, *FORMATS, "fp8+bf16")
 
 
@@ -339,7 +341,18 @@ def cache_spec(name: str) -> CacheSpec:
 
 
 def describe(spec: CacheSpec) -> dict[str, Any]:
-    """Return all numbers of one model as plain values: bytes a token, window bytes and the savings."""
+    """Return all numbers of one model as plain values: bytes a token, window bytes, savings and prefill.
+
+    ``prefill`` counts token-layer pairs of a prompt of :data:`PREFILL_TOKENS`, None without an encoder-decoder
+    split.
+    """
+    prefill = None
+    if spec.encoder_layers is not None:
+        prefill = {
+            "tokens": PREFILL_TOKENS,
+            "whole": prefill_layer_operations(spec, PREFILL_TOKENS, split=False),
+            "split": prefill_layer_operations(spec, PREFILL_TOKENS, split=True),
+        }
     return {
         "name": spec.name,
         "bytes_per_token": bytes_per_token(spec),
@@ -347,4 +360,5 @@ def describe(spec: CacheSpec) -> dict[str, Any]:
         "savings": [
             {"name": s.name, "before": s.before, "after": s.after, "factor": s.factor} for s in savings(spec)
         ],
+        "prefill": prefill,
     }

@@ -20,7 +20,7 @@ def without_quantization(model: Any) -> Any:
     ConfigError
         If it stores nothing at a lower precision anyway, or is of another class.
     """
-    cfg = getattr(model, "cfg", None)
+    cfg: Any = model.cfg
     if not hasattr(cfg, "replace") or all(
         cfg.value(name, layer) is None for name in _PRECISIONS for layer in range(cfg.n_layers)
     ):

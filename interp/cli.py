@@ -55,6 +55,15 @@ Controls = Annotated[
     bool, Parameter(help="Hold it against strides that mean nothing, and a model with random weights.")
 ]
 Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
+AnyUnit = Annotated[
+    Literal[
+        "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "picks", "gate_offset"
+    ],
+    Parameter(
+        help="What is changed, one at a time: outputs, a layer's exact window or its entries, the entries that "
+        "hold the target, those entries among its picks, one offset of its gates."
+    ),
+]  # fmt: skip
 
 
 # --------------------------------------------------------------------------- measuring
@@ -124,7 +133,7 @@ def knockout(
     model: Model,
     *,
     out: Out = None,
-    unit: Unit = "kv_head",
+    unit: AnyUnit = "kv_head",
     replace: Annotated[
         Literal["mean", "zero", "phase_mean", "resample"], Parameter(help="What a unit's output becomes.")
     ] = "mean",

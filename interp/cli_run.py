@@ -362,7 +362,20 @@ def show_cache(name: str | None, *, as_json: bool) -> None:
     for each in found:
         factors = (f"× {step['factor']:.4g}" for step in each["savings"])
         table.add_row(each["name"], f"{each['bytes_per_token']:,.2f}", *factors)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for each in found:
+        if (prefill := each["prefill"]) is not None:
+            console.print(
+                f"Prefill of {prefill['tokens']:,} tokens, {each['name']}: {prefill['whole']:,} layer operations "
+                f"whole, {prefill['split']:,} by encoder and replay "
+                f"(× {prefill['whole'] / prefill['split']:.3g}).",
+                soft_wrap=True, highlight=False,
+            )  # fmt: skip
+    console.print(
+        'The press\'s "stored cache 1/8" of V4.1 is not sourced; docs/scope.md says what could give it.',
+        soft_wrap=True,
+    )
 
 
 def train(

@@ -230,7 +230,9 @@ def _dropped(model: HookedModel, prompts: Prompts, owner: int, *, memory: int) -
     names = ("hook_entry_k", "hook_entry_v")
     values: dict[str, list[Tensor]] = {name: [] for name in names}
     edit = _gate_edit(places)
-    stop = {"stop_at_layer": owner + 1} if owner + 1 < model.cfg.n_layers else {"last_only": True}
+    stop: dict[str, Any] = (
+        {"stop_at_layer": owner + 1} if owner + 1 < model.cfg.n_layers else {"last_only": True}
+    )
     for chunk in engine.chunks(model, n, length, 0, memory):
         prompt = torch.arange(chunk.start, chunk.stop)
         rows = Rows(prompt, torch.arange(length))

@@ -5,6 +5,8 @@ Where encoder and decoder pool at different strides, the period of a decoder uni
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from scipy import optimize
@@ -123,7 +125,8 @@ def detectable_gap(
     def missing(noncentrality: float) -> float:
         return float(scipy_stats.ncf.sf(bar, stride - 1, within, noncentrality)) - power
 
-    needed = float(optimize.brentq(missing, 1e-6, 1e4))
+    found: Any = optimize.brentq(missing, 1e-6, 1e4)
+    needed = float(found)
     return sigma * float(np.sqrt(needed * stride**2 / ((stride - 1) * array.size)))
 
 

@@ -18,7 +18,7 @@ from interp.tasks.prompts import Prompts
 __all__ = ["UNIT_KINDS", "Unit", "UnitKind", "select_units", "union", "units"]
 
 UnitKind = Literal[
-    "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "gate_offset"
+    "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "picks", "gate_offset"
 ]
 UNIT_KINDS: tuple[str, ...] = get_args(UnitKind)
 
@@ -67,7 +67,9 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
         The model.
     kind : str
         "kv_head" (the query heads that read one KV head), "head", "layer" (all heads of a layer), "mlp",
-        "exact_branch", "entry_branch", "target_entry" (the entries that pool the target), "gate_offset".
+        "exact_branch", "entry_branch", "target_entry" (the entries that pool the target), "picks" (the same
+        entries are struck from what a layer's indexer picked, for it and for all that follow its picks),
+        "gate_offset".
     prompts : Prompts or None
         Needed by kinds that mask columns: they depend on the prompts' length and targets.
 
@@ -218,6 +220,22 @@ def _target_entry_units(model: HookedModel, layer: int, prompts: Prompts | None)
     return [_masking(str(layer), layer, hide)]
 
 
+def _pick_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    _columns(model, layer, prompts)  # the prompts are needed here too
+    geometry = model.geometry(layer)
+    if geometry is None or prompts is None:
+        return []
+    targets = prompts.target_position.tolist()
+
+    def strike(name: str, picks: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+        for row, index in enumerate(rows.prompt.tolist()):
+            reached = geometry.entries_of(targets[index])
+            picks[row].masked_fill_((picks[row] >= reached.start) & (picks[row] < reached.stop), -1)
+        return picks
+
+    return [Unit(str(layer), layer, -1, (f"blocks.{layer}.attn.indexer.hook_picks",), False, strike)]
+
+
 def _gate_offset_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
     geometry, valid = model.geometry(layer), set(model.site_names())
     if geometry is None:
@@ -245,5 +263,6 @@ _BUILDERS: dict[str, Callable[[HookedModel, int, Prompts | None], list[Unit]]] =
     "exact_branch": _exact_branch_units,
     "entry_branch": _entry_branch_units,
     "target_entry": _target_entry_units,
+    "picks": _pick_units,
     "gate_offset": _gate_offset_units,
 }
