@@ -102,6 +102,7 @@ def calibrate(
     group, choice = _groups(source, prompts, replace, stride, seed)
     count = torch.bincount(group, minlength=int(group.max()) + 1)
     sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for chunk, kept in engine.activations(
         model, source, list(dict.fromkeys(names)), at=at, memory=memory, progress=progress
     ):
@@ -110,10 +111,10 @@ def calibrate(
             wide = tensor.to(torch.float64)
             if name not in sums:
                 sums[name] = wide.new_zeros((len(count), *tensor.shape[1:]))
+                dtypes[name] = tensor.dtype
             sums[name].index_add_(0, index, wide)
-    dtype = next(iter(kept.values())).dtype
     values = {
-        name: (total / count.to(total.device).reshape(-1, *[1] * (total.ndim - 1))).to(dtype)
+        name: (total / count.to(total.device).reshape(-1, *[1] * (total.ndim - 1))).to(dtypes[name])
         for name, total in sums.items()
     }
     return Replacement(replace, values, choice)

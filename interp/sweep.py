@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from hooks.errors import StatisticsError
+from hooks.errors import StatisticsError, TaskError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
 from interp.phases import by_phase, fold, measured_stride, model_strides
@@ -73,6 +73,10 @@ def phase_sweep(
     if axis == "query":
         from interp.query_phase import query_sweep
 
+        if not isinstance(task, RecallTask):
+            raise TaskError(
+                f"axis='query' moves the query of a RecallTask; {type(task).__name__} has a fixed one; valid: axis='target'"
+            )
         return query_sweep(
             model,
             task,

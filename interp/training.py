@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,8 @@ def fit(
         scored = targets != -100
         picked, wanted = logits[scored].float(), targets[scored]
         loss = nn.functional.cross_entropy(picked, wanted)
-        auxiliary = model.auxiliary_loss() if hasattr(model, "auxiliary_loss") else None  # indexers' own
+        own_loss: Callable[[], Tensor | None] | None = getattr(model, "auxiliary_loss", None)  # indexers' own
+        auxiliary = own_loss() if own_loss else None
         optimiser.zero_grad(set_to_none=True)
         (loss if auxiliary is None else loss + auxiliary).backward()
         nn.utils.clip_grad_norm_(parameters, recipe.clip)

@@ -51,9 +51,9 @@ def cycling_figure(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
             lines(
                 {
                     f"gates cycled by {number(shift, sign=True)}": Series(
-                        one["observed"].values, one["observed_low"].values, one["observed_high"].values
+                        *(one[name].values.tolist() for name in _NEEDED[:3])
                     ),
-                    "predicted": Series(one["predicted"].values),
+                    "predicted": Series(one["predicted"].values.tolist()),
                 },
                 phases,
                 x_title=f"target position mod {len(phases)} (phase)",

@@ -85,3 +85,11 @@ def test_a_model_that_cannot_do_the_task_is_one_line():
         phase_sweep(model, n_per_residue=2)
     with pytest.raises(PhaselensError, match="n_per_residue=0"):
         phase_sweep(hooks.load("tiny"), n_per_residue=0)
+
+
+def test_only_recall_has_a_query_that_moves():
+    class Other:
+        modulus, d_vocab = 24, 73
+
+    with pytest.raises(PhaselensError, match="axis='query' moves the query of a RecallTask; Other"):
+        phase_sweep(hooks.load("tiny"), Other(), axis="query")  # type: ignore[arg-type]
