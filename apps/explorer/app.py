@@ -52,7 +52,7 @@ def _page(name: str) -> Callable[[], None]:
     """A page whose module, and what that imports, is loaded when it is opened."""
 
     def show() -> None:
-        importlib.import_module(f"apps.explorer.views.{name}").page()
+        importlib.import_module("apps.explorer.parts").shown(name)
 
     show.__name__ = name
     return show

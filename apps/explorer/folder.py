@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 
@@ -15,10 +16,21 @@ from interp import results
 __all__ = ["audit_names", "load_audit", "load_report", "model_folder", "model_names", "report_names", "stamp"]
 
 PARTS = ("sweep", "knockout", "specialization", "gates", "cycling", "patch")
+# What a page reads of each; a file of another kind under the same name is told by what it lacks.
+_VARIABLES = {
+    "sweep": ("accuracy", "accuracy_low", "accuracy_high", "accuracy_residue"),
+    "knockout": ("effect", "unit", "phase"),
+    "specialization": ("serves", "selectivity", "p_effect", "p_selective"),
+    "gates": ("profile_key", "profile_value", "static_key", "per_window_key", "unit", "phase"),
+    "cycling": (),
+    "patch": ("effect_logprob", "effect_logprob_p", "unit", "phase"),
+}
+_ATTRIBUTES = {"sweep": ("gap_pp", "worst_phase", "stride"), "knockout": ("stride",)}
 MAX_BYTES = 1 << 28
 MAX_HEADER = 1 << 22
 MAX_TENSORS = 1 << 13
 MAX_DIMENSIONS = 6
+MAX_NUMBER = 1 << 20
 MAX_DEPTH = 3
 MAX_FOLDERS = 2000
 
@@ -66,11 +78,17 @@ def load_report(root: Path, name: str) -> dict[str, xr.Dataset]:
         If a file is damaged, foreign or too large.
     """
     folder = _chosen(root, name, report_names(root), "report")
-    return {
+    found = {
         part: results.load(path, max_bytes=MAX_BYTES)
         for part in PARTS
         if (path := folder / f"{part}.nc").is_file() and _inside(path, root.resolve())
     }
+    for part, dataset in found.items():
+        there = {*map(str, dataset.variables), *map(str, dataset.attrs)}
+        lacking = [n for n in (*_VARIABLES[part], *_ATTRIBUTES.get(part, ())) if n not in there]
+        if lacking:
+            raise CheckpointError(f"{part}.nc of report {name!r} is no {part}: it has no {lacking[0]!r}")
+    return found
 
 
 def load_audit(root: Path, name: str) -> xr.Dataset:
@@ -84,7 +102,8 @@ def model_folder(root: Path, name: str) -> Path:
     Raises
     ------
     CheckpointError
-        If there is no such model, or its weights are too large, have too many tensors or dimensions.
+        If there is no such model, or its weights are too large, have too many tensors or dimensions, or its
+        configuration asks for more than this computer should try to make.
     """
     folder = _chosen(root, name, model_names(root), "model")
     for path in (folder / "model.safetensors", folder / "config.json"):
@@ -94,6 +113,7 @@ def model_folder(root: Path, name: str) -> Path:
             raise CheckpointError(
                 f"{path.name} of model {name!r} is over {MAX_BYTES >> 20} MB; not opened here"
             )
+    _check_config(folder / "config.json", name)
     _check_header(folder / "model.safetensors", name)
     return folder
 
@@ -106,6 +126,24 @@ def stamp(root: Path, name: str) -> float:
     return max(found, default=0.0)
 
 
+def _check_config(path: Path, name: str) -> None:
+    """Refuse numbers that would have a layer, or a prompt, of absurd size made."""
+    try:
+        waiting: list[tuple[str, Any]] = [("config", json.loads(path.read_text(encoding="utf-8")))]
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"config.json of model {name!r} is damaged; save the model again") from error
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(key, one) for one in value]
+        elif isinstance(value, int | float) and key != "seed" and not abs(value) <= MAX_NUMBER:
+            raise CheckpointError(
+                f"config.json of model {name!r} has {key} = {value:g}, over {MAX_NUMBER}; not opened here"
+            )
+
+
 def _check_header(path: Path, name: str) -> None:
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
@@ -114,7 +152,7 @@ def _check_header(path: Path, name: str) -> None:
         try:
             header = json.loads(stream.read(size))
             shapes = [one["shape"] for key, one in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 f"model {name!r} has a damaged safetensors header; save it again"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,11 +23,19 @@ from interp.figures.base import number
 from interp.figures.browser import RENDERED, browser_path, render
 from interp.figures.export import figure_rows, to_html
 
-__all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "table"]
+__all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "shown", "table"]
 
 _TITLE_EM = 1.7
 _MIME = {"pdf": "application/pdf", "svg": "image/svg+xml", "html": "text/html", "csv": "text/csv"}
 CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
+
+
+def shown(name: str) -> None:
+    """Draw the page of this name; what its files or its address make impossible is one line on it."""
+    try:
+        importlib.import_module(f"apps.explorer.views.{name}").page()
+    except PhaselensError as error:
+        st.error(f"{error}. Choose something else above, or make the results again.")
 
 
 def heading(title: str, lead: str) -> None:

@@ -50,7 +50,7 @@ def open_page(monkeypatch: pytest.MonkeyPatch) -> Opener:
     def opened(root: Path, page: str, **query: str) -> AppTest:
         monkeypatch.setattr("sys.argv", ["app.py", str(root)])
         app = AppTest.from_string(
-            f"from apps.explorer.views import {page}\n{page}.page()", default_timeout=120
+            f"from apps.explorer.parts import shown\nshown({page!r})", default_timeout=240
         )
         for key, value in query.items():
             app.query_params[key] = value

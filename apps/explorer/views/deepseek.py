@@ -81,7 +81,7 @@ def _audit(found: xr.Dataset) -> None:
     a = found.attrs
     if {"accuracy_residue", "accuracy_residue_low"} <= set(map(str, found.data_vars)):
         columns = st.columns(3)
-        columns[0].metric("Phase gap", f"{number(float(a['gap_pp']), 1)} pp")
+        columns[0].metric("Phase gap", f"{number(float(a.get('gap_pp', float('nan'))), 1)} pp")
         columns[1].metric("Worst phase", str(a.get("worst_phase", "–")))
         columns[2].metric("Period in the data", str(a.get("period") or "none"))
         figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy")
