@@ -17,15 +17,19 @@ TASK = RecallTask(
 )
 
 
-@pytest.fixture(scope="module")
-def model():
+def build(**changes):
     cfg = ModelConfig(
         n_layers=2, d_model=16, n_heads=4, n_kv_heads=2, d_head=4, d_mlp=16, d_vocab=TASK.d_vocab,
         window=6, stride=4, exact_window=4, seed=1, sink=True,
-    )  # fmt: skip
+    ).replace(**changes)  # fmt: skip
     made = CompressedTransformer(cfg).to(torch.float64).eval()  # what is left is rounding, far below 1e-6
     made.task = TASK.describe()
     return made
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
 
 
 def plainly(model, prompts, variant, at):
@@ -55,6 +59,8 @@ def plainly(model, prompts, variant, at):
 @pytest.mark.parametrize("at", ["final", "all"])
 @pytest.mark.parametrize("kind", [k for k in UNIT_KINDS if k != "gate_offset"])
 def test_every_unit_equals_a_plain_pass_at_every_query_phase(model, kind, at, phase):
+    if kind == "picks":
+        model = build(index_topk=3, index_heads=2, index_dim=4)
     prompts = TASK.sample(8, seed=0, query_phase=phase, query_stride=4)
     found = units(model, kind, prompts)
     sample_task = _AtPhase(phase)
