@@ -6,7 +6,6 @@ head H = G·P (P query heads a KV head), d_head D, entry E.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from hooks.cache import LayerState, SharedEntries, kept_exact, kept_inputs
+from hooks.cache import LayerState, SharedEntries, as_read, extend, kept_exact, kept_inputs
 from hooks.compressor import Compressor, window_tokens
 from hooks.config import ModelConfig
 from hooks.errors import PhaselensError
 from hooks.indexer import Indexer, imitation_loss, pick_mask
 from hooks.numerics import RMSNorm, rope_tables, rotate
+from hooks.segments import attend_picks, masked, spans
 from hooks.softmax import Segment, attend, mass
 from hooks.stored import store
 
@@ -27,6 +27,10 @@ __all__ = ["Attention", "Segment", "attend"]
 
 MAX_SCORES = 1 << 26
 """Scores formed at once without hooks on them; longer prefills go through in blocks of queries."""
+WINDOW_BLOCK = 256
+"""Queries of a long prefill that attend at once in layers with a window."""
+GATHER_FROM = 1024
+"""Visible entries beyond twice the picks from which on picked entries are gathered, not masked."""
 
 
 @dataclass(frozen=True)
@@ -224,12 +228,24 @@ class Attention(nn.Module):
         self.imitation = []
         if any(point.fwd_hooks or point.bwd_hooks for point in (self.hook_attn_scores, self.hook_pattern)):
             return self._attend_block(q, call, 0, full=True)
-        columns = self._reach(call.fresh.length) + call.n_entries
-        block = max(1, MAX_SCORES // max(1, rows * heads * columns))
+        block = self._block(rows, t, heads, call)
         if block >= t:
             return self._attend_block(q, call, 0, full=False)
         blocks = [self._attend_block(q[:, i : i + block], call, i, full=False) for i in range(0, t, block)]
         return torch.cat(blocks, dim=1)
+
+    def _block(self, rows: int, t: int, heads: int, call: _Call) -> int:
+        """How many queries attend at once: as many as the budget allows, and few where each reads a window."""
+        reach = self._reach(call.fresh.length)
+        picked = call.picks is not None and call.index_scores is None and self._gathers(call, call.n_entries)
+        columns = reach + (2 * call.picks.shape[-1] if picked and call.picks is not None else call.n_entries)
+        block = max(1, MAX_SCORES // max(1, rows * heads * columns))
+        # Consecutive queries read a window each: together block + reach − 1 exact tokens, most of them masked.
+        return min(block, max(WINDOW_BLOCK, reach)) if t > 4 * max(WINDOW_BLOCK, reach) else block
+
+    def _gathers(self, call: _Call, limit: int) -> bool:
+        """Whether picked entries are gathered: pays where queries see many more than they pick."""
+        return call.picks is not None and limit - 2 * call.picks.shape[-1] >= GATHER_FROM
 
     def _reach(self, length: int) -> int:
         """How many positions back, itself included, a query may read exactly."""
@@ -249,8 +265,10 @@ class Attention(nn.Module):
         if call.index_scores is not None and entries:
             self._imitate(q, exact, entries, call.index_scores[:, offset : offset + q.shape[1], :limit])
         if call.picks is not None and entries:
-            picked = pick_mask(call.picks[:, offset : offset + q.shape[1]], call.n_entries)
-            entries = _masked(entries, picked)
+            picks = call.picks[:, offset : offset + q.shape[1]]
+            if not full and call.index_scores is None and self._gathers(call, limit):
+                return self._gathered(q, exact, entries, picks, queries)
+            entries = masked(entries, pick_mask(picks, call.n_entries))
         return attend(
             q,
             exact + entries,
@@ -261,6 +279,27 @@ class Attention(nn.Module):
             hidden=seen if full else 0,
         )
 
+    def _gathered(
+        self, q: Tensor, exact: list[Segment], entries: list[Segment], picks: Tensor, queries: Tensor
+    ) -> Tensor:
+        """Attend to exact tokens and to the visible entries among the picks, without the others."""
+        key, value = entries[0].key, entries[0].value
+        if len(entries) > 1:
+            key, value = (
+                torch.cat([_for_rows(getattr(part, name), len(q)) for part in entries], dim=1)
+                for name in ("key", "value")
+            )
+        visible = torch.div(queries + 1, self.layer.stride, rounding_mode="floor")[:, None]
+        return attend_picks(
+            q,
+            exact,
+            key,
+            value,
+            picks.masked_fill(picks >= visible, -1),
+            sink=self.sink,
+            may_be_empty=self.sink is None and not self.layer.has_exact_branch,
+        )
+
     def _exact_segments(
         self, call: _Call, queries: Tensor, first_query: int, full: bool
     ) -> tuple[list[Segment], int]:
@@ -269,7 +308,7 @@ class Attention(nn.Module):
         low = 0 if full else max(0, first_query + 1 - self._reach(first_query + 1))
         high = fresh.length if full else first_query + len(queries)
         segments, seen = [], high
-        for key, value, begin, end in _spans(
+        for key, value, begin, end in spans(
             past.key, past.value, fresh.key, fresh.value, past.length, fresh.length
         ):
             a, b = max(begin, low), min(end, high)
@@ -283,7 +322,7 @@ class Attention(nn.Module):
     def _entry_segments(self, call: _Call, queries: Tensor, limit: int) -> list[Segment]:
         """The first `limit` entries, those not visible yet masked."""
         past, fresh, segments = call.past, call.fresh, []
-        for key, value, begin, end in _spans(
+        for key, value, begin, end in spans(
             past.entry_key,
             past.entry_value,
             fresh.entry_key,
@@ -330,27 +369,27 @@ class Attention(nn.Module):
         layer, past, fresh = self.layer, call.past, call.fresh
         exact = kept_exact(layer, fresh.length, rewind)
         state = LayerState(
-            fresh.length, _extend(past.key, fresh.key, exact), _extend(past.value, fresh.value, exact)
+            fresh.length, extend(past.key, fresh.key, exact), extend(past.value, fresh.value, exact)
         )
         if shared is None:
             return state, None
         if layer.role == "full":
             if layer.readers:
-                key = _extend(shared.past[0], shared.key)
+                key = extend(shared.past[0], shared.key)
                 tied = shared.past[0] is shared.past[1] and shared.key is shared.value
-                value = key if tied else _extend(shared.past[1], shared.value)
+                value = key if tied else extend(shared.past[1], shared.value)
                 shared = replace(shared, whole=(key, value))
             state = replace(
-                state, x=_extend(past.x, x, kept_inputs(layer, fresh.length, rewind)),
+                state, x=extend(past.x, x, kept_inputs(layer, fresh.length, rewind)),
                 stored_key=shared.whole[0], stored_value=shared.whole[1],
-                index_key=_extend(past.index_key, shared.index_key),
+                index_key=extend(past.index_key, shared.index_key),
             )  # fmt: skip
-        key = _as_read(past.entry_key, fresh.entry_key, shared.past[0], shared.key, shared.whole[0])
+        key = as_read(past.entry_key, fresh.entry_key, shared.past[0], shared.key, shared.whole[0])
         tied = past.entry_key is past.entry_value and fresh.entry_key is fresh.entry_value
         value = (
             key
             if tied
-            else _as_read(past.entry_value, fresh.entry_value, shared.past[1], shared.value, shared.whole[1])
+            else as_read(past.entry_value, fresh.entry_value, shared.past[1], shared.value, shared.whole[1])
         )
         return replace(state, entry_key=key, entry_value=value), shared
 
@@ -364,51 +403,3 @@ def _project(x: Tensor, weight: Tensor) -> Tensor:
 def _for_rows(shared: Tensor, rows: int) -> Tensor:
     """Repeat what B sequences share for each of their variants."""
     return shared if shared.shape[0] == rows else shared.repeat_interleave(rows // shared.shape[0], dim=0)
-
-
-def _extend(past: Tensor | None, fresh: Tensor | None, keep: int | None = None) -> Tensor | None:
-    """Append along axis 1 and keep the last `keep` rows, as a tensor of its own."""
-    if fresh is None:
-        return past
-    if past is not None and past.shape[0] != fresh.shape[0]:
-        return None
-    whole = fresh if past is None else torch.cat((past, fresh), dim=1)
-    return whole if keep is None or keep >= whole.shape[1] else whole[:, whole.shape[1] - keep :].clone()
-
-
-def _as_read(
-    past: Tensor | None,
-    fresh: Tensor | None,
-    stored_past: Tensor | None,
-    stored: Tensor,
-    whole: Tensor | None,
-) -> Tensor | None:
-    """All entries as a layer reads them: the owner's own tensor as long as no hook changed any."""
-    same = fresh is not None and (fresh is stored or (whole is not None and torch.equal(fresh, stored)))
-    if same and whole is not None and past is stored_past:
-        return whole
-    return _extend(past, fresh)
-
-
-def _masked(segments: list[Segment], picked: Tensor) -> list[Segment]:
-    """Hide from each row the entries that it did not pick."""
-    masked, column = [], 0
-    for segment in segments:
-        mask = picked[..., column : column + segment.key.shape[1]]
-        column += segment.key.shape[1]
-        masked.append(segment._replace(mask=mask if segment.mask is None else segment.mask & mask))
-    return masked
-
-
-def _spans(
-    old_key: Tensor | None,
-    old_value: Tensor | None,
-    new_key: Tensor | None,
-    new_value: Tensor | None,
-    boundary: int,
-    end: int,
-) -> Iterator[tuple[Tensor, Tensor, int, int]]:
-    """Past and present tensors with the absolute range each covers."""
-    for key, value, stop in ((old_key, old_value, boundary), (new_key, new_value, end)):
-        if key is not None and value is not None and key.shape[1]:
-            yield key, value, stop - key.shape[1], stop

@@ -12,7 +12,7 @@ from torch import Tensor
 from hooks.config import LayerConfig, ModelConfig
 from hooks.errors import PhaselensError
 
-__all__ = ["PAST", "DecodeCache", "LayerState", "SharedEntries", "for_rows"]
+__all__ = ["PAST", "DecodeCache", "LayerState", "SharedEntries", "as_read", "extend", "for_rows"]
 
 PAST = 3
 """Tokens before a position that its n-grams reach, see :mod:`hooks.engram`."""
@@ -72,6 +72,30 @@ def for_rows(tensor: Tensor, rows: int, batch: int) -> Tensor:
     split = tensor.unflatten(0, (batch, -1))
     new = split[:, :1].expand(-1, rows // batch - split.shape[1], *split.shape[2:])
     return torch.cat((split, new), dim=1).flatten(0, 1)
+
+
+def extend(past: Tensor | None, fresh: Tensor | None, keep: int | None = None) -> Tensor | None:
+    """Append along axis 1 and keep the last `keep` rows, as a tensor of its own."""
+    if fresh is None:
+        return past
+    if past is not None and past.shape[0] != fresh.shape[0]:
+        return None
+    whole = fresh if past is None else torch.cat((past, fresh), dim=1)
+    return whole if keep is None or keep >= whole.shape[1] else whole[:, whole.shape[1] - keep :].clone()
+
+
+def as_read(
+    past: Tensor | None,
+    fresh: Tensor | None,
+    stored_past: Tensor | None,
+    stored: Tensor,
+    whole: Tensor | None,
+) -> Tensor | None:
+    """All entries as a layer reads them: the owner's own tensor as long as no hook changed any."""
+    same = fresh is not None and (fresh is stored or (whole is not None and torch.equal(fresh, stored)))
+    if same and whole is not None and past is stored_past:
+        return whole
+    return extend(past, fresh)
 
 
 @dataclass(frozen=True)

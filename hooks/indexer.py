@@ -27,6 +27,10 @@ from hooks.stored import store
 __all__ = ["Choice", "Indexer", "block_pool", "imitation_loss", "pick_mask", "pool_mask", "top_picks"]
 
 
+SORTED = 2048
+"""Entries up to which picking sorts them all; beyond, a selection comes first."""
+
+
 class Choice(NamedTuple):
     """What an indexer decides for the queries of one call.
 
@@ -127,10 +131,14 @@ class Indexer(nn.Module):
         weight = self.hook_weight((x @ self.W_weight) * self.scale)
         total = sum(key.shape[1] for key in keys)
         size = max(1, limit // max(1, x.shape[0] * heads * total))
+        whole = keep or bool(self.hook_scores.fwd_hooks or self.hook_scores.bwd_hooks) or pool is not None
         blocks = (
-            self._block_scores(q[:, i : i + size], weight[:, i : i + size], keys, queries[i : i + size])
+            self._block_scores(
+                q[:, i : i + size], weight[:, i : i + size],
+                keys if whole else self._seen(keys, first_query + min(i + size, x.shape[1]) - 1), queries[i : i + size],
+            )
             for i in range(0, x.shape[1], size)
-        )
+        )  # fmt: skip
         scores = None
         if keep or self.hook_scores.fwd_hooks or self.hook_scores.bwd_hooks:
             scores = self.hook_scores(torch.cat(list(blocks), dim=1))
@@ -149,6 +157,14 @@ class Indexer(nn.Module):
                 )
         formed = self.hook_pool(torch.cat(pools, dim=1)) if pools else None
         return Choice(self._checked(self.hook_picks(torch.cat(picks, dim=1)), total), formed, scores)
+
+    def _seen(self, keys: list[Tensor], query: int) -> list[Tensor]:
+        """Keys of the entries that a query, or any before it, can see."""
+        left, seen = (query + 1) // self.layer.stride, []
+        for key in keys:
+            seen.append(key[:, :left])
+            left = max(0, left - key.shape[1])
+        return seen
 
     def _visible(self, queries: Tensor, total: int) -> Tensor:
         """[T, E]: whether a query sees an entry."""
@@ -176,17 +192,38 @@ class Indexer(nn.Module):
                     f"{self.hook_picks.name}: pick {low if low < -1 else high} does not exist; valid: -1 (empty) "
                     f"to {total - 1}"
                 )
+            picks = _distinct(picks)
         return picks
 
 
 def top_picks(scores: Float[Tensor, "*batch e"], k: int) -> Int[Tensor, "*batch k"]:
     """The k best entries, best first, ties to the lowest index, −1 where fewer are finite.
 
-    A stable sort: ``torch.topk`` breaks ties by length, so that picks would change with the sequence.
+    The order is that of a stable sort: ``torch.topk`` breaks ties by length, so that picks would change with the
+    sequence.
     """
-    order = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
+    few = scores.shape[-1] <= max(SORTED, k)
+    order = scores.argsort(dim=-1, descending=True, stable=True)[..., :k] if few else _best(scores, k)
     picks = order.masked_fill(torch.isneginf(scores.gather(-1, order)), -1)
     return nn.functional.pad(picks, (0, k - picks.shape[-1]), value=-1)
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    """First k of the same stable order without sorting everything: all above the k-th value, then ties by index."""
+    least = scores.topk(k, dim=-1, sorted=True).values[..., -1:]
+    above, tied = scores > least, scores == least
+    missing = k - above.sum(-1, keepdim=True)
+    if bool((tied.sum(-1, keepdim=True) > missing).any()):
+        tied &= tied.cumsum(-1, dtype=torch.int32) <= missing
+    chosen = (above | tied).nonzero()[:, -1].view(*scores.shape[:-1], k)
+    order = scores.gather(-1, chosen).argsort(dim=-1, descending=True, stable=True)
+    return chosen.gather(-1, order)
+
+
+def _distinct(picks: Tensor) -> Tensor:
+    """Empty every pick that an earlier one of its query names already: an entry is read once."""
+    same = picks[..., :, None] == picks[..., None, :]
+    return picks.masked_fill(same.tril(-1).any(-1), -1)
 
 
 def block_pool(

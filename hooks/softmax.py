@@ -16,7 +16,7 @@ from transformer_lens.hook_points import HookPoint
 
 from hooks.numerics import masked_softmax, working_dtype
 
-__all__ = ["Segment", "attend", "dot_products", "mass"]
+__all__ = ["Segment", "attend", "dot_products", "mass", "mix", "scores_of"]
 
 
 class Segment(NamedTuple):
@@ -44,7 +44,7 @@ def dot_products(q: Tensor, key: Tensor) -> Tensor:
     return rearrange(out, "b g (u p t) n -> (b u) (g p) t n", u=u, t=t)
 
 
-def _mix(weights: Tensor, value: Tensor) -> Tensor:
+def mix(weights: Tensor, value: Tensor) -> Tensor:
     """Weighted sums [R, T, H, D] of shared or own values."""
     shared, groups = value.shape[0], value.shape[2]
     u, t = weights.shape[0] // shared, weights.shape[2]
@@ -53,7 +53,7 @@ def _mix(weights: Tensor, value: Tensor) -> Tensor:
     return rearrange(out, "b g (u p t) d -> (b u) t (g p) d", u=u, t=t)
 
 
-def _columns(q: Tensor, segments: list[Segment], sink: Tensor | None, hidden: int) -> list[Tensor]:
+def scores_of(q: Tensor, segments: list[Segment], sink: Tensor | None, hidden: int = 0) -> list[Tensor]:
     """Scaled and masked scores, segment by segment, with the hidden positions first and the sink last."""
     rows, t, heads, d_head = q.shape
     wide = working_dtype(q.dtype)
@@ -73,7 +73,7 @@ def mass(
     q: Float[Tensor, "r t h d"], segments: list[Segment], sink: Float[Tensor, " h"] | None, skip: int
 ) -> Float[Tensor, "r t n"]:
     """Softmax mass of every column behind the first `skip`, summed over heads; the sink's left out."""
-    pattern = masked_softmax(torch.cat(_columns(q, segments, sink, 0), dim=-1), True)
+    pattern = masked_softmax(torch.cat(scores_of(q, segments, sink), dim=-1), True)
     return pattern[..., skip : pattern.shape[-1] - (sink is not None)].sum(1)
 
 
@@ -112,7 +112,7 @@ def attend(
     shared = any(segment.key.shape[0] != q.shape[0] for segment in segments)
     if segments and hook_scores is None and not (hidden or may_be_empty or shared):
         return _fused(q, segments, sink)
-    parts = _columns(q, segments, sink, hidden)
+    parts = scores_of(q, segments, sink, hidden)
     if not parts:
         return torch.zeros_like(q)
     scores = torch.cat(parts, dim=-1)
@@ -125,7 +125,7 @@ def attend(
     sums, column = [], hidden
     for segment in segments:
         n = segment.key.shape[1]
-        sums.append(_mix(pattern[..., column : column + n], segment.value))
+        sums.append(mix(pattern[..., column : column + n], segment.value))
         column += n
     return torch.stack(sums).sum(0) if len(sums) > 1 else sums[0] if sums else torch.zeros_like(q)
 
