@@ -57,11 +57,12 @@ Controls = Annotated[
 Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
 AnyUnit = Annotated[
     Literal[
-        "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "picks", "gate_offset"
+        "kv_head", "head", "layer", "mlp", "engram", "exact_branch", "entry_branch", "target_entry", "picks",
+        "gate_offset",
     ],
     Parameter(
-        help="What is changed, one at a time: outputs, a layer's exact window or its entries, the entries that "
-        "hold the target, those entries among its picks, one offset of its gates."
+        help="What is changed, one at a time: outputs, an n-gram memory, a layer's exact window or its "
+        "entries, the entries that hold the target, those entries among its picks, one offset of its gates."
     ),
 ]  # fmt: skip
 

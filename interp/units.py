@@ -18,8 +18,9 @@ from interp.tasks.prompts import Prompts
 __all__ = ["UNIT_KINDS", "Unit", "UnitKind", "select_units", "union", "units"]
 
 UnitKind = Literal[
-    "kv_head", "head", "layer", "mlp", "exact_branch", "entry_branch", "target_entry", "picks", "gate_offset"
-]
+    "kv_head", "head", "layer", "mlp", "engram", "exact_branch", "entry_branch", "target_entry", "picks",
+    "gate_offset",
+]  # fmt: skip
 UNIT_KINDS: tuple[str, ...] = get_args(UnitKind)
 
 
@@ -67,9 +68,9 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
         The model.
     kind : str
         "kv_head" (the query heads that read one KV head), "head", "layer" (all heads of a layer), "mlp",
-        "exact_branch", "entry_branch", "target_entry" (the entries that pool the target), "picks" (the same
-        entries are struck from what a layer's indexer picked, for it and for all that follow its picks),
-        "gate_offset".
+        "engram" (a layer's n-gram memory), "exact_branch", "entry_branch", "target_entry" (the entries that pool
+        the target), "picks" (the same entries are struck from what a layer's indexer picked, for it and for all
+        that follow its picks), "gate_offset".
     prompts : Prompts or None
         Needed by kinds that mask columns: they depend on the prompts' length and targets.
 
@@ -168,6 +169,14 @@ def _mlp_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[
     return [Unit(str(layer), layer, -1, (f"blocks.{layer}.hook_mlp_out",), True, edit)]
 
 
+def _engram_units(model: HookedModel, layer: int, prompts: Prompts | None) -> list[Unit]:
+    def edit(name: str, tensor: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
+        assert value_at is not None
+        return value_at(name, tensor, rows).clone()
+
+    return [Unit(str(layer), layer, -1, (f"blocks.{layer}.engram.hook_out",), True, edit)]
+
+
 def _columns(model: HookedModel, layer: int, prompts: Prompts | None) -> tuple[int, int]:
     """Numbers of exact and entry columns of a full attention map."""
     if prompts is None:
@@ -260,6 +269,7 @@ _BUILDERS: dict[str, Callable[[HookedModel, int, Prompts | None], list[Unit]]] =
     "head": _head_units,
     "layer": _layer_units,
     "mlp": _mlp_units,
+    "engram": _engram_units,
     "exact_branch": _exact_branch_units,
     "entry_branch": _entry_branch_units,
     "target_entry": _target_entry_units,

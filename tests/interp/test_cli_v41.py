@@ -1,0 +1,77 @@
+"""Verbs on shared caches, end to end on the smallest model, and the page that they make together."""
+
+import json
+
+import pytest
+
+import hooks
+from interp import results, v41_report
+from interp.cli import main
+from tests.interp.intervention_models import TASK, small
+
+SHARED = dict(
+    n_layers=4, d_head=32, index_dim=32, roles=("full", "reindex", "full", "reuse"), decoder_start=2,
+    window=(2, 2, 1, 1), stride=(2, 2, 1, 1), gate=("vector", "vector", "uniform", "uniform"), exact_window=3,
+    index_topk=2, index_heads=2, n_kv_heads=1, tied_kv=True, payload="shared", index_style="latent",
+)  # fmt: skip
+STORED = dict(exact_precision="fp8", entry_precision="fp4", index_precision="mxfp4")
+
+
+def made(name, device="cpu"):
+    model = small(len(name), **SHARED, **(STORED if name == "v41-ced" else {}))
+    model.name = name
+    return model
+
+
+@pytest.fixture(autouse=True)
+def small_models(monkeypatch):
+    monkeypatch.setattr(hooks, "load", made)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("compare v41-ced --unquantized", "compare"),
+        ("compare v41-ced --picks 0", "compare"),
+        ("compare v41-ced v41-ced-bf", "compare"),
+        ("periods v41-ced --unit layer", "periods"),
+    ],
+)
+def test_verbs_save_results(line, name, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main([*line.split(), "--n-per-residue", "3", "-o", str(out)]) == 0, capsys.readouterr().err
+    found = results.load(out / f"{name}.nc")
+    assert found.attrs["model"] == "v41-ced"
+    assert found.attrs["stride"] == 2
+    if name == "compare":
+        assert found.attrs["other_model"] == found["model"].values[1] != "v41-ced"
+
+
+def test_owners_prints_json(capsys):
+    assert main(["owners", "v41-ced", "--n-per-residue", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"owners", "files"}
+
+
+@pytest.mark.parametrize("line", ["compare v41-ced", "compare v41-ced v41-ced-bf --unquantized"])
+def test_compare_needs_one_other_model(line, capsys):
+    assert main(line.split()) == 2
+    assert "give one of: OTHER (a model), --unquantized, --picks K" in capsys.readouterr().err
+
+
+def test_a_model_without_quantization_or_picks_is_told_so(capsys):
+    assert main(["compare", "v41-ced-bf", "--unquantized"]) == 2
+    assert "stores nothing at a lower precision" in capsys.readouterr().err
+
+
+def test_the_page_states_every_number_with_its_n(tmp_path):
+    page = tmp_path / "page.md"
+    v41_report.main(["-o", str(page), "-n", "3", "--n-owners", "2"])
+    text = page.read_text(encoding="utf-8")
+    prompts = 3 * TASK.modulus
+    for name in ("v41-ced", "v41-ced-bf", "dsv4-csa"):
+        assert f"| `{name}` | {prompts} |" in text
+    for unit in ("0→0", "0→1", "0→all", "2→2", "2→3", "2→all"):
+        assert f"| {unit} | " in text
+    assert f"{2 * TASK.modulus} prompts. The target's record is dropped" in text
+    assert "| 46 |" not in text  # the prompts are shorter than the longest replay
