@@ -20,7 +20,7 @@ PAGES = {
     "figures": "Figures",
 }
 
-# Links need a line, captions and tabs full contrast; wide tables scroll by themselves; numbers stay side by side.
+# Links need a line, captions, tabs and sliders full contrast; wide tables scroll by themselves; numbers stay side by side.
 STYLE = """
 <style>
   [data-testid="stMarkdownContainer"] a, [data-testid="stCaptionContainer"] a { text-decoration: underline; }
@@ -35,6 +35,7 @@ STYLE = """
   ul.legend { display: flex; flex-wrap: wrap; gap: 0.1rem 1.1rem; margin: 0; padding: 0; font-size: 0.85rem; }
   ul.legend li { display: flex; align-items: center; gap: 0.4rem; list-style: none; margin: 0; }
   [role="tab"][aria-selected="true"], [role="tab"][aria-selected="true"] * { color: inherit !important; }
+  [data-testid="stSlider"] * { color: inherit !important; }
   :focus-visible { outline: 2px solid currentColor; outline-offset: 2px; }
   @media (max-width: 640px) {
     .block-container { padding-left: 0.9rem; padding-right: 0.9rem; }

@@ -30,8 +30,8 @@ def page() -> None:
     geometry = _geometries(hooked)
     if not geometry:
         st.info(
-            f"{hooked.name} has full attention in every layer: there is no compressor to look into. Choose a "
-            "model whose name begins with w."
+            f"{hooked.name} has full attention in every layer: there is no compressor to look into. Choose another "
+            "model above."
         )
         return
     left, right = st.columns(2)

@@ -187,7 +187,7 @@ def _attention(unit: str, hooked: Any) -> None:
     if followed is None:
         return
     if unit not in followed["unit"].values:
-        st.caption("This unit reads no entries of its own.")
+        st.caption("This unit has no compressor of its own: it reads entries another layer stores, or none.")
         return
     drawn = attention_over_entries(followed, unit, residue=shifted(followed, 0), theme=screen_theme(190))
     figure(drawn, f"attention-{unit}")
