@@ -21,6 +21,7 @@ from interp.knockout import effects
 from interp.phases import fold
 from interp.replacement import calibrate
 from interp.sweep import phase_sweep
+from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
 from interp.units import Unit, units
 
@@ -60,13 +61,13 @@ def agreement(sweep: xr.Dataset, audited: xr.Dataset) -> dict[str, float]:
 
 
 def branch_effects(
-    model: Any, task: RecallTask, *, n: int, seed: int, kinds: Sequence[str] = KINDS, stride: int = STRIDE
+    model: Any, task: Task, *, n: int, seed: int, kinds: Sequence[str] = KINDS, stride: int = STRIDE
 ) -> xr.Dataset:
     """Knock out units of several kinds on the same prompts: whole layers, windows, entries, picks.
 
     Parameters
     ----------
-    model, task : HookedModel, RecallTask
+    model, task : HookedModel, Task
         What is measured on what.
     n : int
         Prompts, a multiple of R.

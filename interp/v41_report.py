@@ -23,6 +23,7 @@ from interp.tasks.recall import RecallTask
 
 __all__ = ["main", "markdown"]
 
+_ENDS = ("", "_low", "_high")
 MODEL, TWIN, PICKING = "v41-ced", "v41-ced-bf", "dsv4-csa"
 REPLAYS = (1, 4, 16, 46)
 """Tokens replayed through the decoder; (4 decoder layers − 1)·(16 − 1) + 1 = 46 are exact."""
@@ -143,7 +144,7 @@ def _sweep_row(name: str, sweep: xr.Dataset, periods: xr.Dataset) -> list[str]:
     a = sweep.attrs
     return [
         f"`{name}`", str(sweep["correct"].size), " ".join(f"{100 * v:.1f}" for v in sweep["accuracy"].values),
-        _interval(a["gap_pp"], a["gap_pp_low"], a["gap_pp_high"], 1), f"{float(clean['gap']):.4f}",
+        _interval([a[f"gap_pp{end}"] for end in _ENDS], 1), f"{float(clean['gap']):.4f}",
         str(a["period"]) if a["period"] else "none", f"{a['period_p']:.3f}", f"{float(clean['detectable']):.4f}",
     ]  # fmt: skip
 
@@ -191,7 +192,7 @@ def _compare_row(one: xr.Dataset) -> list[str]:
     cells.append(str(one.sizes["prompt"] * one.sizes["residue"]))
     for unit, digits in (("pp", 1), ("nats", 4)):
         cells.append(" / ".join(f"{gap:.{digits}f}" for gap in a[f"gap_{unit}"]))
-        cells.append(_interval(*(a[f"widening_{unit}{end}"] for end in ("", "_low", "_high")), digits))
+        cells.append(_interval([a[f"widening_{unit}{end}"] for end in _ENDS], digits))
     return cells
 
 
@@ -202,7 +203,7 @@ def _owners(found: xr.Dataset) -> list[str]:
         rows.append([
             str(unit),
             *(
-                _interval(*(float(one[f"effect_logprob{end}"].sel(phase=p)) for end in ("", "_low", "_high")), 2)
+                _interval([float(one[f"effect_logprob{end}"].sel(phase=p)) for end in _ENDS], 2)
                 for p in found["phase"].values
             ),
             " ".join(f"{v:.0f}" for v in one["effect_pp"].values),
@@ -250,7 +251,8 @@ def _lost(found: xr.Dataset) -> str:
     return " ".join(told)
 
 
-def _interval(value: float, low: float, high: float, digits: int) -> str:
+def _interval(bounds: Sequence[float], digits: int) -> str:
+    value, low, high = bounds
     between = f"{low:.{digits}f} to {high:.{digits}f}" if np.isfinite([low, high]).all() else "–"
     return f"{value:.{digits}f} ({between})"
 
