@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter, validators
 
 from hooks.errors import PhaselensError
 from interp.cli_usage import usage_line
+from interp.memory import parse_bytes
 
 __all__ = ["app", "main"]
 
@@ -44,6 +45,9 @@ Count = Annotated[
     int | None, Parameter(validator=_positive, help="Prompts, a multiple of the residue count.")
 ]
 Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
+Memory = Annotated[
+    str, Parameter(help="Most memory for activations at a time, e.g. 512MiB; decides the batches.")
+]
 Json = Annotated[bool, Parameter(help="Print one JSON object instead of a table.")]
 Padding = Annotated[
     Literal["in_sequence", "prefix"],
@@ -79,6 +83,7 @@ def report(
     seed: Seed = 0,
     unit: Unit = "kv_head",
     padding: Padding = "in_sequence",
+    memory: Memory = "1GiB",
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -97,6 +102,7 @@ def report(
         seed=seed,
         unit=unit,
         padding=padding,
+        memory=parse_bytes(memory),
         device=device,
         as_json=json,
     )
@@ -111,6 +117,7 @@ def sweep(
     seed: Seed = 0,
     axis: Annotated[Literal["target", "query"], Parameter(help="Whose phase is swept.")] = "target",
     padding: Padding = "in_sequence",
+    memory: Memory = "1GiB",
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -120,11 +127,17 @@ def sweep(
     """
     from interp import cli_run
 
+    budget = parse_bytes(memory)
+
     def work() -> dict[str, Any]:
         from interp.sweep import phase_sweep
 
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
-        return {"sweep": phase_sweep(hooked, task, n_per_residue=n_per_residue, seed=seed, axis=axis)}
+        return {
+            "sweep": phase_sweep(
+                hooked, task, n_per_residue=n_per_residue, seed=seed, axis=axis, memory=budget
+            )
+        }
 
     cli_run.run(work, out, as_json=json)
 
@@ -145,6 +158,7 @@ def knockout(
     controls: Controls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
+    memory: Memory = "1GiB",
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -154,6 +168,8 @@ def knockout(
     """
     from interp import cli_run
 
+    budget = parse_bytes(memory)
+
     def work() -> dict[str, Any]:
         from interp.knockout import knockout as knock
         from interp.specialization import specialization
@@ -161,7 +177,7 @@ def knockout(
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
 
         def measure(other: Any) -> Any:
-            return knock(other, task, unit=unit, replace=replace, at=at, n=n, seed=seed)
+            return knock(other, task, unit=unit, replace=replace, at=at, n=n, seed=seed, memory=budget)
 
         effects = measure(hooked)
         stride = int(effects.attrs["stride"])
@@ -195,6 +211,7 @@ def patch(
     controls: Controls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
+    memory: Memory = "1GiB",
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
@@ -203,6 +220,8 @@ def patch(
     Example: phaselens patch w8s8-2kv --shift 3 -o runs/patch
     """
     from interp import cli_run
+
+    budget = parse_bytes(memory)
 
     def work() -> dict[str, Any]:
         from interp.patching import patch as patching
@@ -220,6 +239,7 @@ def patch(
                 site=site,
                 n=n,
                 seed=seed,
+                memory=budget,
             )
 
         return cli_run.with_controls({"patch": measure(hooked)}, hooked, measure, seed=seed, wanted=controls)

@@ -164,6 +164,7 @@ def report(
     seed: int,
     unit: Literal["kv_head", "head", "layer"],
     padding: Literal["in_sequence", "prefix"],
+    memory: int,
     device: str,
     as_json: bool,
 ) -> None:
@@ -172,7 +173,9 @@ def report(
     hooked, task = prepare(model, device=device, padding=padding)
     from interp import report as reporting
 
-    found = reporting.report(hooked, task=task, out=out, n_per_residue=n_per_residue, seed=seed, unit=unit)
+    found = reporting.report(
+        hooked, task=task, out=out, n_per_residue=n_per_residue, seed=seed, unit=unit, memory=memory
+    )
     if as_json:
         print((out / MANIFEST).read_text(encoding="utf-8"), end="")
         return

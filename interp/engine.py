@@ -11,6 +11,7 @@ Axis legend: batch B (prompts of one chunk), variant U (variant 0 is the clean r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -22,6 +23,7 @@ from tqdm.auto import tqdm
 
 from hooks.errors import PhaselensError, SiteError
 from hooks.sites import HookedModel, check_names, site
+from interp.memory import show_bytes
 from interp.tasks.prompts import Prompts
 
 __all__ = [
@@ -29,11 +31,13 @@ __all__ = [
     "At",
     "Edit",
     "Metric",
+    "Plan",
     "Rows",
     "Variant",
     "activations",
     "answer_metrics",
     "chunks",
+    "plan",
     "run",
 ]
 
@@ -110,18 +114,46 @@ def answer_metrics(prompts: Prompts) -> Metric:
     return metric
 
 
-def chunks(model: HookedModel, n: int, length: int, variants: int, memory: int) -> list[range]:
-    """Split `n` prompts so that one chunk's activations stay within a budget of bytes.
+class Plan(NamedTuple):
+    """How a budget of memory divides the prompts.
+
+    Attributes
+    ----------
+    batches : list of range
+        Rows that run at once.
+    bytes : int
+        Estimated activations of the largest batch.
+    """
+
+    batches: list[range]
+    bytes: int
+
+    def describe(self, variants: int) -> str:
+        """One line: how much is to be run, and in what portions."""
+        count = self.batches[-1].stop if self.batches else 0
+        return (
+            f"{count} prompts × (1 + {variants}) runs, {len(self.batches)} batches of {len(self.batches[0])}, "
+            f"about {show_bytes(self.bytes)} of activations at a time"
+        )
+
+
+def plan(model: HookedModel, n: int, length: int, variants: int, memory: int) -> Plan:
+    """Split `n` prompts so that one batch's activations stay within a budget of bytes.
 
     The estimate counts, per position, the stream and its projections, one attention map of a layer, and the
-    logits; per variant, single positions of the same.
+    logits; per variant, single positions of the same. A batch has one prompt at least.
     """
     cfg = model.cfg
     stream = 16 * cfg.d_model + 8 * cfg.n_heads * cfg.d_head + 3 * getattr(cfg, "d_mlp", 4 * cfg.d_model)
     attention = 4 * cfg.n_heads * length
     row = 4 * (length * (stream + attention) + variants * (stream + attention + 4 * cfg.d_vocab))
     size = max(1, min(n, memory // row))
-    return [range(i, min(n, i + size)) for i in range(0, n, size)]
+    return Plan([range(i, min(n, i + size)) for i in range(0, n, size)], size * row)
+
+
+def chunks(model: HookedModel, n: int, length: int, variants: int, memory: int) -> list[range]:
+    """Return the batches of :func:`plan`."""
+    return plan(model, n, length, variants, memory).batches
 
 
 @torch.no_grad()
@@ -174,7 +206,10 @@ def run(
     parts: list[Mapping[str, Tensor]] = []
     bar = tqdm(total=count, desc=label, disable=_quiet(progress), leave=False)
     with bar:
-        for chunk in chunks(model, count, length, len(every), memory):
+        planned = plan(model, count, length, len(every), memory)
+        if not bar.disable:
+            bar.write(f"{label}: {planned.describe(len(variants))}", file=sys.stderr)
+        for chunk in planned.batches:
             prompt = torch.arange(chunk.start, chunk.stop, device=model.device)
             tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
             logits = _run_chunk(model, tokens, prompt, variants, at)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "draw", "figures", "load_results", "report", "save_results"]
 
 FORMATS = ("pdf", "svg", "html", "png")
+MEMORY = 1 << 30
+"""Default budget for activations, in bytes: the engine's, which takes long to import."""
 PARTS = ("sweep", "knockout", "specialization", "gates", "cycling", "patch")
 
 
@@ -36,6 +38,7 @@ def report(
     seed: int = 0,
     unit: Literal["kv_head", "head", "layer"] = "kv_head",
     formats: Sequence[str] = FORMATS,
+    memory: int = MEMORY,
     progress: bool = True,
 ) -> dict[str, xr.Dataset]:
     """Run sweep, knockout, gates and specialization of one model and write them to a folder.
@@ -57,6 +60,8 @@ def report(
         What is knocked out, one at a time.
     formats : sequence of str
         Of the figures.
+    memory : int
+        Budget for activations, in bytes.
     progress : bool
         Show the stages on a terminal.
 
@@ -71,7 +76,7 @@ def report(
         If the folder cannot be written, or the model cannot do the task.
     """
     with output_folder(out) as staging:
-        found = _measure(model, task, n_per_residue, seed, unit, progress)
+        found = _measure(model, task, n_per_residue, seed, unit, memory, progress)
         files = save_results(found, staging)
         built = figures(found)
         drawn = draw(built, staging / "figures", formats=formats)
@@ -81,7 +86,13 @@ def report(
 
 
 def _measure(
-    model: HookedModel, task: RecallTask | None, n_per_residue: int, seed: int, unit: Any, progress: bool
+    model: HookedModel,
+    task: RecallTask | None,
+    n_per_residue: int,
+    seed: int,
+    unit: Any,
+    memory: int,
+    progress: bool,
 ) -> dict[str, xr.Dataset]:
     from interp.knockout import knockout
     from interp.specialization import specialization
@@ -93,7 +104,7 @@ def _measure(
     stages = tqdm(total=4, disable=None if progress else True, leave=False, bar_format="{desc} {n}/{total}")
     with stages:
         stages.set_description("knockout")
-        effects = knockout(model, task, unit=unit, n=n_per_residue * task.modulus, seed=seed)
+        effects = knockout(model, task, unit=unit, n=n_per_residue * task.modulus, seed=seed, memory=memory)
         stages.update()
         stages.set_description("sweep")
         found["sweep"] = phase_sweep(model, task, n_per_residue=n_per_residue, seed=seed, clean=effects)
@@ -108,7 +119,7 @@ def _measure(
         if any(model.geometry(layer) for layer in range(model.cfg.n_layers)):
             from interp.gates import gate_profile
 
-            found["gates"] = gate_profile(model, task, seed=seed)
+            found["gates"] = gate_profile(model, task, seed=seed, memory=memory)
         stages.update()
     return found
 

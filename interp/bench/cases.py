@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -113,6 +113,14 @@ class Loaded:
         calibration = sample_blocks(task, case.n_calibration, derive_seed(case.seed, "calibration"))
         return cls(case, model, task, prompts, calibration, units(model, case.unit, prompts))
 
+    def smaller(self) -> Loaded:
+        """The same with one block of prompts and one unit a loop, to warm up on."""
+        few = slice(0, self.task.modulus)
+        case = replace(self.case, n=self.task.modulus, n_calibration=self.task.modulus, loop_units=1)
+        return replace(
+            self, case=case, prompts=self.prompts.select(few), calibration=self.calibration.select(few)
+        )
+
     def loop_units(self) -> list[int]:
         """Which units loops run."""
         count = min(self.case.loop_units or len(self.units), len(self.units))
@@ -172,9 +180,3 @@ def deepseek_like(layers: int = 8, *, d_model: int = 1024, seed: int = 0) -> Any
         exact_window=128, inverse_rope=True, sink=True, index_topk=tuple(512 if c else None for c in csa),
         index_heads=tuple(4 if c else None for c in csa), index_dim=tuple(64 if c else None for c in csa),
     )  # fmt: skip
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for a GPU to finish; nothing to do on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -134,6 +134,7 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
     watch.switch("import")
     from interp import cli, cli_run
     from interp.figures import export, table  # noqa: F401
+    from interp.report import MEMORY
 
     cli._quieten()
     for target in filter(None, STAGES.values()):
@@ -147,7 +148,7 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
 
     cli_run.report(
         spec["model"], out=Path(spec["out"]), n_per_residue=spec["n_per_residue"], seed=spec["seed"],
-        unit="kv_head", padding="in_sequence", device="cpu", as_json=False,
+        unit="kv_head", padding="in_sequence", memory=MEMORY, device="cpu", as_json=False,
     )  # fmt: skip
     return {"seconds": watch.seconds, "cpu_seconds": time.process_time()}
 

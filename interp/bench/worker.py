@@ -75,7 +75,7 @@ def _knockout(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
     if spec["method"] == "floor":
         extra = dict(zip(("operations", "bytes"), work_of(lambda: method(loaded)), strict=True))
     else:  # the first call of anything is slow: loops warm up on one unit
-        method(Loaded.of(_smaller(case, loaded)))
+        method(loaded.smaller())
 
     def answer(line: str) -> dict[str, Any]:
         if line == "answers":
@@ -88,13 +88,6 @@ def _knockout(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
         return timing
 
     return answer
-
-
-def _smaller(case: Any, loaded: Any) -> Any:
-    from dataclasses import replace
-
-    one = loaded.task.modulus
-    return replace(case, n=one, n_calibration=one, loop_units=1)
 
 
 def _length(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
