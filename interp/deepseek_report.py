@@ -180,7 +180,8 @@ def markdown(found: dict[str, Any]) -> str:
         "At the final position, one at a time: a layer's head outputs replaced by their mean; its exact window, its "
         "entries, or the entries that hold the target masked; or those entries struck from its picks. "
         "Change of accuracy in percentage points by phase, and of the gap with its paired interval; bold where the "
-        "interval holds no 0.",
+        "interval holds no 0. A unit without which nothing is answered leaves no gap either: the gap lives where "
+        "the answers are read.",
         "",
     ]
     for name, one in found["branches"].items():

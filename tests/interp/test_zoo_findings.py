@@ -4,6 +4,7 @@ import pytest
 
 import hooks
 from interp import knockout, phase_sweep, specialization
+from interp.phases import model_strides
 from interp.tasks import RecallTask
 
 SEED = 10_000
@@ -42,4 +43,5 @@ def test_the_period_is_the_stride_wherever_there_is_a_gap(name):
     model = hooks.load(name)
     sweep = phase_sweep(model, RecallTask.for_model(model), n_per_residue=48, seed=SEED, progress=False)
     if sweep.attrs["gap_pp"] > sweep.attrs["null_gap_pp"] + 3:
-        assert sweep.attrs["period"] == sweep.attrs["stride"]
+        # Layers of strides 4 and 16 are swept at 16; either may be the period.
+        assert sweep.attrs["period"] in model_strides(model)
