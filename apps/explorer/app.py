@@ -44,6 +44,7 @@ STYLE = """
       flex: 1 1 calc(50% - 1rem); min-width: calc(50% - 1rem); width: auto;
     }
     [data-testid="stMetricValue"] { font-size: 1.35rem; }
+    [class*="st-key-dense"] .textpoint { display: none; }
   }
 </style>
 """

@@ -26,6 +26,8 @@ from interp.figures.export import figure_rows, to_html
 __all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "shown", "table"]
 
 _TITLE_EM = 1.7
+_ROOM = 8
+_KEY_SIGNS = ("□ ", "• ", "▼ ", "/// ")
 _MIME = {"pdf": "application/pdf", "svg": "image/svg+xml", "html": "text/html", "csv": "text/csv"}
 CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
 
@@ -54,14 +56,38 @@ def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
     more: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
     if drawn.layout.showlegend:
         st.html(legend(drawn))
-    event = st.plotly_chart(
-        _on_screen(drawn), key=f"chart-{name}", theme=None, config=CONFIG, alt=alt_text(drawn) or name, **more
-    )
-    st.caption(str((drawn.layout.meta or {}).get("caption", "")))
+    with st.container(key=f"{'dense' if _dense(drawn) else 'plain'}-{name}"):
+        event = st.plotly_chart(
+            _on_screen(drawn),
+            key=f"chart-{name}",
+            theme=None,
+            config=CONFIG,
+            alt=alt_text(drawn) or name,
+            **more,
+        )
+    st.caption(" ".join([str((drawn.layout.meta or {}).get("caption", "")), _key(drawn)]).strip())
     with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
         st.write(alt_text(drawn))
         _files(drawn, name)
     return event
+
+
+def _dense(drawn: go.Figure) -> bool:
+    """Whether numbers in its cells would run into each other on a phone, where they are left out then."""
+    traces: Any = drawn.data
+    return any(
+        trace.type == "scatter" and trace.mode == "text" and len(set(trace.x)) > _ROOM for trace in traces
+    )
+
+
+def _key(drawn: go.Figure) -> str:
+    """The key of a heat map's signs, which wraps as words and not within the chart."""
+    return " · ".join(a.text.replace("<br>", " · ").replace("    ", " · ") for a in _keys(drawn))
+
+
+def _keys(drawn: go.Figure) -> list[Any]:
+    notes: Any = drawn.layout.annotations
+    return [note for note in notes if str(note.text).startswith(_KEY_SIGNS)]
 
 
 def _files(drawn: go.Figure, name: str) -> None:
@@ -96,6 +122,8 @@ def _on_screen(drawn: go.Figure) -> go.Figure:
     if shown.layout.showlegend:  # it stands above the chart as words; give its room to the page
         spare = max(0.0, shown.layout.margin.t - _TITLE_EM * shown.layout.font.size)
         shown.update_layout(margin={"t": shown.layout.margin.t - spare}, height=shown.layout.height - spare)
+    hidden = [note.text for note in _keys(shown)]
+    shown.layout.annotations = [note for note in shown.layout.annotations if note.text not in hidden]
     # Without a limit the nearest marker answers: for markers in a grid that is the cell under the pointer.
     shown.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, hoverdistance=-1, showlegend=False)
     return shown

@@ -138,7 +138,8 @@ def _by_phase(unit: str, knockout: xr.Dataset, served: xr.Dataset | None) -> lis
     for i, phase in enumerate(row["phase"].values):
         cells = {"phase": str(phase), "effect (%)": number(float(row["effect"][i]), 0)}
         if np.isfinite(change[i]):
-            cells["Δ log p (95%)"] = f"{number(change[i], 2)} ({number(low[i], 2)} to {number(high[i], 2)})"
+            interval = f" ({number(low[i], 2)} to {number(high[i], 2)})" if np.isfinite(low[i]) else ""
+            cells["Δ log p (95%)"] = f"{number(change[i], 2)}{interval}"
         if served is not None:
             tested = served.sel(unit=unit)
             cells["adj. p"] = f"{float(tested['p_effect'][i]):.3g}"
