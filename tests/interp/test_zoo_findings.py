@@ -18,8 +18,9 @@ def measure(name, n_per_residue=24):
     return sweep, specialization(effects, seed=SEED)
 
 
-def test_heads_share_out_the_phases_and_none_takes_the_boundary():
-    sweep, served = measure("w8s8-4kv")
+@pytest.mark.parametrize("name", ["w8s8-2kv", "w8s8-4kv"])
+def test_heads_share_out_the_phases_and_none_takes_the_boundary(name):
+    sweep, served = measure(name)
     assert sweep.attrs["gap_pp"] >= 50
     assert sweep.attrs["worst_phase"] == 7
     assert sweep.attrs["period"] == 8
