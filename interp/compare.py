@@ -15,6 +15,7 @@ from hooks.errors import StatisticsError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
 from interp.phases import fold, measured_stride
+from interp.sweep import clean_tables
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
 
@@ -29,6 +30,7 @@ def compare(
     n_per_residue: int = 64,
     seed: int = 0,
     stride: int | None = None,
+    known: tuple[xr.Dataset | None, xr.Dataset | None] = (None, None),
     memory: int = engine.MEMORY,
     progress: bool | None = None,
 ) -> xr.Dataset:
@@ -42,6 +44,8 @@ def compare(
         The prompts of both; the recall task of `first` if left out.
     n_per_residue, seed, stride, memory, progress
         As in :func:`interp.sweep.phase_sweep`; the stride is that of `first` if left out.
+    known : pair of Dataset or None
+        Knockouts of the two models on the same prompts, whose clean runs are taken instead of running again.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def compare(
     Raises
     ------
     StatisticsError
-        If the models have different vocabularies.
+        If the models have different vocabularies, or what is `known` is of other prompts.
 
     Notes
     -----
@@ -70,15 +74,17 @@ def compare(
     task = task or RecallTask.for_model(first)
     step = measured_stride(first, task, stride)
     prompts = task.sample(n_per_residue * task.modulus, seed=seed)
-    scores = [
-        engine.run(model, prompts, memory=memory, progress=progress, label=model.name)
-        for model in (first, second)
-    ]
+
+    def scores(model: HookedModel, knockout: xr.Dataset | None) -> dict[str, np.ndarray]:
+        if knockout is not None:
+            return clean_tables(knockout, results.provenance(model, task, seed, n_per_residue=n_per_residue))
+        ran = engine.run(model, prompts, memory=memory, progress=progress, label=model.name)
+        return {name: fold(values[0], task.modulus) for name, values in ran.items()}
+
+    pair = [scores(model, one) for model, one in zip((first, second), known, strict=True)]
     tables = {
-        name: np.stack([fold(one[name][0], task.modulus) for one in scores]).astype(
-            bool if name == "correct" else float
-        )
-        for name in scores[0]
+        name: np.stack([one[name] for one in pair]).astype(bool if name == "correct" else float)
+        for name in ("correct", "logprob", "margin")
     }
     data: dict[str, Any] = {name: (("model", "prompt", "residue"), values) for name, values in tables.items()}
     attrs = results.provenance(

@@ -14,7 +14,7 @@ from interp.phases import by_phase, fold, measured_stride, model_strides
 from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
 
-__all__ = ["phase_sweep", "summarise"]
+__all__ = ["clean_tables", "phase_sweep", "summarise"]
 
 
 def phase_sweep(
@@ -94,12 +94,18 @@ def phase_sweep(
         scores = engine.run(model, prompts, memory=memory, progress=progress, label="sweep")
         tables = {name: fold(values[0], task.modulus) for name, values in scores.items()}
     else:
-        tables = _clean_tables(clean, attrs)
+        tables = clean_tables(clean, attrs)
     return summarise(tables, prompts, stride=measured_stride(model, task, stride), seed=seed, attrs=attrs)
 
 
-def _clean_tables(knockout: xr.Dataset, attrs: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The clean run's values in a knockout of the same prompts."""
+def clean_tables(knockout: xr.Dataset, attrs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The clean run's values in a knockout of the same prompts.
+
+    Raises
+    ------
+    StatisticsError
+        If the provenance in `attrs` is another's.
+    """
     for name in ("model_hash", "task", "seed", "n_per_residue"):
         if knockout.attrs.get(name) != attrs[name]:
             raise StatisticsError(

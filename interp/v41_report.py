@@ -6,7 +6,7 @@ Seeds are confirmatory (:data:`interp.stats.CONFIRMATORY_SEED`): they were never
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,9 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def measure(n: int, *, n_owners: int, seed: int, device: str) -> dict[str, Any]:
+def measure(
+    n: int, *, n_owners: int, seed: int, device: str, folder: Path | None = None, only: str | None = None
+) -> dict[str, Any]:
     """Measure everything on the page.
 
     Parameters
@@ -102,6 +104,10 @@ def measure(n: int, *, n_owners: int, seed: int, device: str) -> dict[str, Any]:
         Of the prompts.
     device : str
         Where models run.
+    folder : path, optional
+        Results are kept there, and taken from there where they are of the same models, prompts and seed.
+    only : str, optional
+        Measure this part alone ("owners" or "rest") into `folder`, and return nothing.
     """
     import hooks
     from hooks.variants import entries_seen, with_picks, without_quantization
@@ -109,28 +115,74 @@ def measure(n: int, *, n_owners: int, seed: int, device: str) -> dict[str, Any]:
     models = {name: hooks.load(name, device=device) for name in (MODEL, TWIN, PICKING)}
     tasks = {name: RecallTask.for_model(model) for name, model in models.items()}
     model, task = models[MODEL], tasks[MODEL]
-    knocked = {
-        name: knockout(each, tasks[name], unit="layer", n=n * tasks[name].modulus, seed=seed, progress=False)
-        for name, each in models.items()
-    }
-    sweeps = {
-        name: phase_sweep(models[name], tasks[name], n_per_residue=n, seed=seed, clean=one)
-        for name, one in knocked.items()
-    }
-    heads = knockout(model, task, unit="head", n=n * task.modulus, seed=seed, progress=False)
-    replayed = task.sample(2 * task.modulus, seed=seed)
-    length = replayed.tokens.shape[1]
+
+    def kept(name: str, of: Any, count: int, make: Callable[[], xr.Dataset]) -> xr.Dataset:
+        path = None if folder is None else folder / f"{name}.nc"
+        if path is not None and path.is_file():
+            found, wanted = results.load(path), (of.content_hash(), seed, count)
+            if tuple(found.attrs[key] for key in ("model_hash", "seed", "n_per_residue")) == wanted:
+                return found
+        found = make()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            results.save(found, path)
+        return found
+
+    owners = None
+    if only != "rest":
+        owners = kept(
+            "owners", model, n_owners,
+            lambda: owner_effects(model, task, n=n_owners * task.modulus, seed=seed, progress=False),
+        )  # fmt: skip
+    if only == "owners":
+        return {}
+
+    def knocked(name: str, unit: str) -> xr.Dataset:
+        each, size = models[name], n * tasks[name].modulus
+        return kept(
+            f"{unit}-{name}", each, n,
+            lambda: knockout(each, tasks[name], unit=unit, n=size, seed=seed, progress=False),
+        )  # fmt: skip
+
+    layers = {name: knocked(name, "layer") for name in models}
+    heads = knocked(MODEL, "head")
+    length = task.sample(task.modulus, seed=seed).tokens.shape[1]
+
+    def compared(
+        first: str, label: str, make: Callable[[], Any], other: xr.Dataset | None = None
+    ) -> xr.Dataset:
+        return kept(
+            f"compare-{first}-{label}", models[first], n,
+            lambda: compare(
+                models[first], make(), n_per_residue=n, seed=seed, known=(layers[first], other), progress=False
+            ),
+        )  # fmt: skip
+
     pairs = [
-        (model, without_quantization(model)),
-        (model, models[TWIN]),
-        *((models[name], with_picks(models[name], entries_seen(models[name], length))) for name in models),
+        compared(MODEL, "unquantized", lambda: without_quantization(model)),
+        compared(MODEL, "twin", lambda: models[TWIN], layers[TWIN]),
     ]
+    for name in models:
+        pairs.append(
+            compared(
+                name, "all-entries", lambda name=name: with_picks(models[name], entries_seen(model, length))
+            )
+        )
+    if only is not None:
+        return {}
+    replayed = task.sample(2 * task.modulus, seed=seed)
     return {
         "seed": seed,
-        "sweeps": {name: (sweeps[name], unit_periods(knocked[name], seed=seed)) for name in models},
-        "periods": [unit_periods(knocked[MODEL], seed=seed), unit_periods(heads, seed=seed)],
-        "compared": [compare(*pair, n_per_residue=n, seed=seed, progress=False) for pair in pairs],
-        "owners": owner_effects(model, task, n=n_owners * task.modulus, seed=seed, progress=False),
+        "sweeps": {
+            name: (
+                phase_sweep(models[name], tasks[name], n_per_residue=n, seed=seed, clean=one),
+                unit_periods(one, seed=seed),
+            )
+            for name, one in layers.items()
+        },
+        "periods": [unit_periods(layers[MODEL], seed=seed), unit_periods(heads, seed=seed)],
+        "compared": pairs,
+        "owners": owners,
         "replays": [model.prefill_error(replayed.tokens.to(device), replay) for replay in REPLAYS],
         "n_replay": len(replayed),
     }
@@ -269,8 +321,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--n-owners", type=int, default=10, help="prompts per residue for the owner matrix")
     parser.add_argument("--seed", type=int, default=stats.CONFIRMATORY_SEED)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--results", type=Path, help="folder that keeps results, and spares measuring them again"
+    )
+    parser.add_argument(
+        "--only", choices=("owners", "rest"), help="measure a part into --results, write no page"
+    )
     given = parser.parse_args(argv)
-    found = measure(given.n_per_residue, n_owners=given.n_owners, seed=given.seed, device=given.device)
+    if given.only is not None and given.results is None:
+        parser.error("--only needs --results")
+    found = measure(
+        given.n_per_residue, n_owners=given.n_owners, seed=given.seed, device=given.device,
+        folder=given.results, only=given.only,
+    )  # fmt: skip
+    if not found:
+        return
     with results.atomic_path(given.out) as path:
         path.write_text(markdown(found), encoding="utf-8")
 

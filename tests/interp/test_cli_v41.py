@@ -64,9 +64,15 @@ def test_a_model_without_quantization_or_picks_is_told_so(capsys):
     assert "stores nothing at a lower precision" in capsys.readouterr().err
 
 
-def test_the_page_states_every_number_with_its_n(tmp_path):
-    page = tmp_path / "page.md"
-    v41_report.main(["-o", str(page), "-n", "3", "--n-owners", "2"])
+def test_the_page_states_every_number_with_its_n(tmp_path, monkeypatch):
+    page, kept = tmp_path / "page.md", tmp_path / "kept"
+    line = ["-o", str(page), "-n", "3", "--n-owners", "2", "--results", str(kept)]
+    for part in ("owners", "rest"):
+        v41_report.main([*line, "--only", part])
+        assert not page.exists()
+    for verb in ("owner_effects", "knockout", "compare"):  # everything is there already
+        monkeypatch.setattr(v41_report, verb, None)
+    v41_report.main(line)
     text = page.read_text(encoding="utf-8")
     prompts = 3 * TASK.modulus
     for name in ("v41-ced", "v41-ced-bf", "dsv4-csa"):

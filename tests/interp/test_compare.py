@@ -5,6 +5,7 @@ import pytest
 
 from hooks.errors import StatisticsError
 from interp.compare import compare
+from interp.knockout import knockout
 from tests.interp.intervention_models import TASK, small
 
 
@@ -36,3 +37,15 @@ def test_a_model_and_itself_differ_by_nothing_and_have_no_interval():
 def test_models_of_different_tasks_are_refused():
     with pytest.raises(StatisticsError, match="models of one task"):
         compare(small(), small(d_vocab=TASK.d_vocab + 1), TASK, n_per_residue=2)
+
+
+def test_clean_runs_that_are_known_are_not_run_again():
+    first, second = small(), small(seed=2)
+    options = dict(n_per_residue=3, seed=5, progress=False)
+    knocked = [knockout(m, TASK, unit="layer", n=12, seed=5, progress=False) for m in (first, second)]
+    ran = compare(first, second, TASK, **options)
+    taken = compare(first, second, TASK, known=(knocked[0], knocked[1]), **options)
+    assert taken["logprob"].values == pytest.approx(ran["logprob"].values, abs=1e-5)
+    assert (taken["correct"].values == ran["correct"].values).all()
+    with pytest.raises(StatisticsError, match="the clean run has model_hash"):
+        compare(first, second, TASK, known=(knocked[1], None), **options)

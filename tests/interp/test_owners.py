@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from hooks.errors import SiteError
+from interp import engine
+from interp.engine import Variant
 from interp.figures.base import FigureError
 from interp.figures.owner_maps import owner_effects_map, owner_mass_map
+from interp.knockout import knockout
 from interp.owners import entry_owners, owner_effects
+from interp.units import union, units
 from tests.interp.intervention_models import TASK, small
 
 SHARED = dict(
@@ -126,3 +130,36 @@ def test_maps_show_the_results_and_refuse_others():
         owner_mass_map(found, phase=7)
     with pytest.raises(FigureError):
         owner_effects_map(found.drop_vars("mass"))
+
+
+@pytest.mark.parametrize("at", ["final", "all"])
+def test_what_is_struck_from_picks_is_lost_for_all_that_follow_them(at):
+    """Picks of everything: striking the owner's equals masking the target's entries in owner and reuse layer."""
+    model = small(n_layers=3, roles=("full", "reuse", "reindex"), index_topk=9, index_heads=2, index_dim=4)
+    prompts = TASK.sample(8, seed=2)
+    picks = {one.label: one for one in units(model, "picks", prompts)}
+    masked = {one.label: one for one in units(model, "target_entry", prompts)}
+    assert list(picks) == ["0", "2"]
+    together = [picks["0"], union([masked["0"], masked["1"]]), picks["2"], masked["2"]]
+    variants = [Variant(one.label, one.edits(None)) for one in together]
+    scores = engine.run(model, prompts, variants, at=at, progress=False)["logprob"]
+    assert torch.allclose(scores[1], scores[2], atol=1e-5)
+    assert torch.allclose(scores[3], scores[4], atol=1e-5)
+    assert float((scores[1] - scores[0]).abs().max()) > 1e-5
+
+
+def test_a_memory_of_n_grams_is_knocked_out_as_a_unit():
+    model = small(engram=(False, True), engram_rows=16, engram_heads=2, engram_dim=4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("engram.W_value"):  # an untrained memory adds nothing
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    prompts = TASK.sample(8, seed=2)
+    found = knockout(model, TASK, unit="engram", replace="zero", at="all", n=8, seed=2, progress=False)
+    assert found["unit"].values.tolist() == ["1"]
+    with torch.no_grad():
+        off = [("blocks.1.engram.hook_out", lambda tensor, hook: torch.zeros_like(tensor))]
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=off)[:, -1].log_softmax(-1)
+    expected = logits.gather(1, prompts.answer[:, None])[:, 0].reshape(-1, 4).numpy()
+    assert found["logprob"].sel(unit="1").values == pytest.approx(expected, abs=1e-5)
+    assert np.abs(found["logprob"].sel(unit="1").values - found["clean_logprob"].values).max() > 1e-4
