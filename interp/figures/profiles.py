@@ -76,9 +76,12 @@ def gate_profiles(
     stride, count = rows[0].profiles.shape[1], len(rows)
     traces = [t for index, row in enumerate(rows) for t in _traces(row, index, theme)]
     seen: set[str] = set()
+    hidden = (
+        {"undefined"} if _roomy(theme) else {"undefined", "knockout effect"}
+    )  # bars have their axis' title
     for trace in traces:  # one legend entry a name
         name = str(trace["name"])
-        trace.update(showlegend=name not in seen | {"undefined"}, legendgroup=name)
+        trace.update(showlegend=name not in seen | hidden, legendgroup=name)
         seen.add(name)
     figure.add_traces(traces)
     axes = [_axes(index, count, stride, theme, layout, ranges) for index in range(count)]
@@ -344,6 +347,12 @@ def _title(row: _Row, index: int, theme: Theme) -> dict[str, Any]:
         "showarrow": False,
         "font": {"size": theme.font, "color": theme.ink},
     }
+
+
+def _roomy(theme: Theme) -> bool:
+    """Whether a legend of three names fits into one row; a second one would be cut off."""
+    names = ("key gate", "value gate", "knockout effect")
+    return sum(40 + 0.5 * theme.font * len(name) for name in names) <= theme.width - theme.font * 4.6
 
 
 def _legend(theme: Theme, layout: _Layout) -> dict[str, Any]:

@@ -208,3 +208,14 @@ def test_every_figure_says_what_it_shows(dark):
         assert meta["alt"].endswith(".")
         assert meta["caption"].endswith(".")
         assert plain(figure)["layout"]["paper_bgcolor"] == theme.paper
+
+
+def test_a_narrow_legend_of_profiles_stays_in_one_row():
+    """A second row is cut off; the bars are named by their axis there."""
+
+    def named(width_mm: float) -> set[str]:
+        drawn = gate_profiles(data.gates(), data.knockout(), theme=Theme(width_mm=width_mm))
+        return {trace.name for trace in drawn.data if trace.showlegend}
+
+    assert named(85) == {"key gate", "value gate", "knockout effect"}
+    assert named(57) == {"key gate", "value gate"}
