@@ -78,9 +78,8 @@ def bench(
         from interp.bench.compare import load_bench
 
         earlier = load_bench(compare)
-    cores = (
-        threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = threads or here or 1
     options: dict[str, Any] = {"threads": cores, "repeats": repeats, "seed": seed}
     if what == "lengths":
         found = _lengths(length, options)

@@ -173,10 +173,11 @@ def deepseek_like(layers: int = 8, *, d_model: int = 1024, seed: int = 0) -> Any
     from hooks.config import ModelConfig
 
     csa = [i % 2 == 0 for i in range(layers)]
-    return ModelConfig(
+    settings: dict[str, Any] = dict(
         n_layers=layers, d_model=d_model, n_heads=16, n_kv_heads=1, d_head=128, d_mlp=2 * d_model, d_vocab=1024,
         seed=seed, window=tuple(8 if c else 128 for c in csa), stride=tuple(4 if c else 128 for c in csa),
         payload=tuple("two_series" if c else "shared" for c in csa), gate="vector", tied_kv=True, rope_dims=64,
         exact_window=128, inverse_rope=True, sink=True, index_topk=tuple(512 if c else None for c in csa),
         index_heads=tuple(4 if c else None for c in csa), index_dim=tuple(64 if c else None for c in csa),
     )  # fmt: skip
+    return ModelConfig(**settings)

@@ -38,7 +38,25 @@ nothing there. Calibration, the runs that give the mean that replaces a unit, is
 
 def page(benches: Iterable[dict[str, Any]]) -> str:
     """The whole page in Markdown."""
-    return "\n".join([_INTRO, *(section(bench) for bench in benches)])
+    found = list(benches)
+    return "\n".join([_INTRO, *(section(bench) for bench in found), *_missing(found)])
+
+
+def _missing(found: Sequence[dict[str, Any]]) -> list[str]:
+    """What the targets ask for and no given run measured, with the command that would."""
+    models = {bench["case"]["model"] for bench in found if bench["kind"] == "knockout"}
+    lengths = [row["length"] for bench in found if bench["kind"] == "lengths" for row in bench["rows"]]
+    kinds = {bench["kind"] for bench in found}
+    wanted = [
+        ("w8s8-4kv" in models, "The small map: `phaselens bench w8s8-4kv --n 192`."),
+        ("random-28" in models, "The large map: `phaselens bench random-28 --n 2 --loop-units 8`."),
+        ("hfv4-mix" in models, "The Hugging Face class: `phaselens bench hfv4-mix --unit head --n 48`."),
+        (max(lengths, default=0) >= 32768, "Prompts up to 32K: `phaselens bench lengths --length 32768`."),
+        ("profile" in kinds, "The report's profile: `phaselens bench report`."),
+        ("family" in kinds, "Seeds side by side: `phaselens bench family`."),
+        (False, "A GPU: no run, no CUDA graphs, no bf16; 128K tokens on one were not tried."),
+    ]
+    return ["## Not measured here", "", *(f"- {line}" for done, line in wanted if not done), ""]
 
 
 def section(bench: dict[str, Any]) -> str:

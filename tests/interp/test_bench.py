@@ -145,6 +145,9 @@ def test_the_page_says_what_was_reached_and_what_was_missed():
     assert "within 2× of the floor. Reached: 1×" in text
     assert "within 2× of the floor. Missed: 2.5×" in text
     assert "Hugging Face eager loop: it is no such model." in text
+    missing = text.split("## Not measured here")[1]
+    assert "random-28" in missing
+    assert "bench w8s8-4kv" not in missing
 
 
 def test_linear_fit_and_its_residuals():
