@@ -86,7 +86,7 @@ def test_help_is_fast_and_imports_nothing_heavy():
     [
         ("nokout w8s8-2kv", ["'nokout'", "knockout", "sweep", "report"]),
         ("sweep w8s8-2kv --sede 1", ["--sede", "--seed"]),
-        ("knockout w8s8-2kv --unit mlp", ['"mlp"', "kv_head", "layer"]),
+        ("knockout w8s8-2kv --unit mpl", ['"mpl"', "kv_head", "layer"]),
         ("sweep w8s8-2kv --n-per-residue 0", ["--n-per-residue", "1"]),
         ("sweep w8s8-2kv --seed one", ["--seed", '"one"']),
         ("sweep w8s8-2kv extra", ["extra"]),

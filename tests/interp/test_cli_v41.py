@@ -7,7 +7,8 @@ import pytest
 import hooks
 from interp import results, v41_report
 from interp.cli import main
-from tests.interp.intervention_models import TASK, small
+from interp.tasks import RecallTask
+from tests.interp.intervention_models import small
 
 SHARED = dict(
     n_layers=4, d_head=32, index_dim=32, roles=("full", "reindex", "full", "reuse"), decoder_start=2,
@@ -74,10 +75,11 @@ def test_the_page_states_every_number_with_its_n(tmp_path, monkeypatch):
         monkeypatch.setattr(v41_report, verb, None)
     v41_report.main(line)
     text = page.read_text(encoding="utf-8")
-    prompts = 3 * TASK.modulus
+    modulus = RecallTask.for_model(made("v41-ced")).modulus
+    prompts = 3 * modulus
     for name in ("v41-ced", "v41-ced-bf", "dsv4-csa"):
         assert f"| `{name}` | {prompts} |" in text
     for unit in ("0→0", "0→1", "0→all", "2→2", "2→3", "2→all"):
         assert f"| {unit} | " in text
-    assert f"{2 * TASK.modulus} prompts. The target's record is dropped" in text
+    assert f"{2 * modulus} prompts. The target's record is dropped" in text
     assert "| 46 |" not in text  # the prompts are shorter than the longest replay
