@@ -152,7 +152,11 @@ def _place(
     legend = f"legend{_suffix(number + 1)}"
     if layout.get("showlegend"):
         old = layout.get("legend", {})
-        parts.layout[legend] = old | {"x": x(old.get("x", 0)), "y": y(old.get("y", 1))}
+        # Above the plots a legend stays as many pixels away as it was, however much they are stretched.
+        above = max(0.0, old.get("y", 1) - 1) * (layout["height"] - margin["t"] - margin["b"])
+        parts.layout[legend] = old | {
+            "x": x(old.get("x", 0)), "y": y(min(1, old.get("y", 1))) + above / total
+        }  # fmt: skip
         parts.layout["showlegend"] = True
     for trace in plain["data"]:
         trace["xaxis"], trace["yaxis"] = renamed(trace.get("xaxis", "x")), renamed(trace.get("yaxis", "y"))

@@ -219,3 +219,13 @@ def test_a_narrow_legend_of_profiles_stays_in_one_row():
 
     assert named(85) == {"key gate", "value gate", "knockout effect"}
     assert named(57) == {"key gate", "value gate"}
+
+
+def test_a_stretched_panel_keeps_its_legend_as_near_as_it_was():
+    profiles = gate_profiles(data.gates(), data.knockout(), theme=Theme(width_mm=85))
+    alone = profiles.layout
+    lift = (alone.legend.y - 1) * (alone.height - alone.margin.t - alone.margin.b)
+    high = accuracy_by_residue(data.sweep(), theme=Theme(width_mm=85), height_mm=200)
+    both = panels([high, profiles], columns=2)
+    top = max(axis.domain[1] for axis in list(both.select_yaxes())[1:])
+    assert (both.layout.legend2.y - top) * both.layout.height == pytest.approx(lift, abs=0.5)
