@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from interp.bench.compare import load_bench
+from interp.bench.knockouts import LOOPS
 from interp.memory import show_bytes
 
 __all__ = ["page", "section"]
@@ -20,12 +21,14 @@ _NAMES = {
 }  # fmt: skip
 SMALL_TARGET, LARGE_TARGET, FLOOR_TARGET = 20, 50, 2
 LARGE_WIDTH = "random-"
+BUSY = 3
+"""Wall time over CPU time per thread from which on a run is called disturbed."""
 
 _INTRO = """# Performance
 
-Made by `python -m interp.bench.page FILE... > docs/performance.md` from the JSON that `phaselens bench` wrote. Every
-table is one run; ratios are taken inside a run, from the best of its interleaved repeats. The machines were not
-idle: CPU seconds (all threads) are disturbed less than wall seconds, so both are shown.
+Made by `python -m interp.bench.page docs/performance/*.json > docs/performance.md` from the JSON that `phaselens bench` wrote. Every
+table is one run; ratios are taken inside a run, from the best of its interleaved repeats. CPU seconds count all
+threads; other programs disturb them less than wall seconds.
 
 The engine rests on one fact: an intervention at the final position in layer l changes no earlier position and no
 earlier layer. One prefill keeps what the final position reads; all units run as one batch of single positions, each
@@ -112,10 +115,27 @@ def _knockout(bench: dict[str, Any]) -> str:
         f"- Ceiling: {floor['operations'][0] / 1e9:.4g} billion operations, {show_bytes(floor['bytes'][0])} of operands; best "
         f"rates {max(floor['matmul']) / 1e9:.4g} billion operations/s and {show_bytes(max(floor['copy']))}/s: "
         f"{summary['ceiling_seconds']:.3g} s. Ours takes {summary['of_ceilings']:.3g} times that.",
+        *_busy(bench),
         *_targets(bench),
         "",
     ]
     return "\n".join(lines)
+
+
+def _busy(bench: dict[str, Any]) -> list[str]:
+    """Say so where other programs took the cores: wall times of such a run mean little."""
+    threads = bench["case"]["threads"]
+    waits = [
+        wall * threads / cpu
+        for way in bench["methods"].values()
+        for wall, cpu in zip(way.get("seconds", []), way.get("cpu_seconds", []), strict=True)
+    ]
+    if max(waits) < BUSY:
+        return []
+    return [
+        f"- The machine was busy with other programs: wall time was {min(waits):.2g} to {max(waits):.2g} times what the CPU time "
+        "needs, so this run's ratios of wall times say little, and those of CPU times are to be read."
+    ]
 
 
 def _targets(bench: dict[str, Any]) -> list[str]:
@@ -149,6 +169,9 @@ def _command(bench: dict[str, Any]) -> str:
         words.append(f"--length {case['length']}")
     if case["unit"] != "kv_head":
         words.append(f"--unit {case['unit']}")
+    loops = [name for name in LOOPS if name in bench["methods"]]
+    if len(loops) < len(LOOPS):
+        words += [f"--method {name}" for name in loops]
     if case["loop_units"]:
         words.append(f"--loop-units {case['loop_units']}")
     return " ".join([*words, f"--repeats {bench['repeats']} --threads {case['threads']}"])

@@ -109,8 +109,8 @@ def test_ratios_are_of_best_repeats():
         ({"ours": (1.05, 1.3)}, []),  # overlaps with what was seen before
         ({"ours": (1.2, 1.3)}, ["ours: 1.20 to 1.30 times the floor, before 1.00 to 1.10"]),
         (
-            {"ours": (2.0, 2.2), "floor": (2.0, 2.0), "loop": (60.0, 62.0)},
-            ["floor: 2.00"],
+            {"ours": (4.0, 4.4), "floor": (4.0, 4.0), "loop": (120.0, 124.0)},
+            ["floor: 4.00"],
         ),  # floor vs its ceiling
         ({"peak": (110, 111)}, ["ours: 0 MiB at least", "floor: 0 MiB", "transformer_lens: 0 MiB"]),
     ],
@@ -148,6 +148,14 @@ def test_the_page_says_what_was_reached_and_what_was_missed():
     missing = text.split("## Not measured here")[1]
     assert "random-28" in missing
     assert "bench w8s8-4kv" not in missing
+
+
+def test_the_page_says_when_other_programs_took_the_cores():
+    idle, busy = made(), made()
+    idle["case"]["threads"] = busy["case"]["threads"] = 1
+    busy["methods"]["ours"]["cpu_seconds"] = [0.1, 0.2]
+    assert "busy with other programs" not in page([idle])
+    assert "busy with other programs: wall time was 1 to 10 times" in page([busy])
 
 
 def test_linear_fit_and_its_residuals():
