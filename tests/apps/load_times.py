@@ -63,7 +63,7 @@ def table(found: dict[tuple[str, str], list[float]], load: float) -> str:
         )
     runs = len(next(iter(found.values())))
     rows.append(
-        f"\n{runs} runs on {os.cpu_count()} cores, {load:.1f} other processes running on average when it began."
+        f"\nRuns: {runs}, on {os.cpu_count()} cores that {load:.1f} other processes wanted when it began."
     )
     return "\n".join(rows)
 
