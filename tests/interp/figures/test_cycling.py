@@ -34,7 +34,8 @@ def test_every_shift_is_a_panel_with_its_own_lines_in_percent():
     ]
     assert [round(v) for v in figure.data[0].y] == [10, 21, 33, 44]
     assert list(figure.data[1].y) == list(figure.data[0].y)[::-1]
-    assert np.allclose(figure.data[2].error_y.array, 10) and np.allclose(figure.data[2].error_y.arrayminus, 5)
+    assert np.allclose(figure.data[2].error_y.array, 10)
+    assert np.allclose(figure.data[2].error_y.arrayminus, 5)
     assert {t.xaxis for t in figure.data[:2]} != {t.xaxis for t in figure.data[2:]}
 
 

@@ -131,7 +131,10 @@ def test_the_verb_names_every_colour_and_panel():
 
 def test_the_verb_writes_one_figure_of_panels_with_its_data(folder, tmp_path, capsys):
     words = ["figures", str(folder), "--panels", "accuracy,knockout,gates", "--width-mm", "170"]
-    assert main([*words, "--units", "1.0", "-f", "html", "-f", "csv", "-o", str(tmp_path / "out"), "--json"]) == 0
+    assert (
+        main([*words, "--units", "1.0", "-f", "html", "-f", "csv", "-o", str(tmp_path / "out"), "--json"])
+        == 0
+    )
     files = json.loads(capsys.readouterr().out)["files"]
     assert sorted(file.rsplit("/", 1)[1] for file in files) == ["figure.csv", "figure.html"]
     rows = (tmp_path / "out" / "figure.csv").read_text(encoding="utf-8").splitlines()
