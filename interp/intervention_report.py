@@ -57,7 +57,7 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
             ])  # fmt: skip
     head = ["model", "δ", "R²", "n", "R² without the boundary phase", "n", "predicted (%)", "observed (%)"]
     lines += [*_table(head, rows), ""]
-    for name, one in found["cycling"].items():
+    for name in found["cycling"]:
         lines += [f"![{name}, gates cycled](figures/cycling-{name}.svg)", ""]
     lines += ["## Which part of a gate carries the phases", ""]
     for name, one in found["parts"].items():
