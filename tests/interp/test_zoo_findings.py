@@ -1,5 +1,6 @@
 """What the shipped models show, on prompts that were never used while developing (seeds ≥ 10000)."""
 
+import numpy as np
 import pytest
 
 import hooks
@@ -18,8 +19,9 @@ def measure(name, n_per_residue=24):
     return sweep, specialization(effects, seed=SEED)
 
 
-@pytest.mark.parametrize("name", ["w8s8-2kv", "w8s8-4kv"])
-def test_heads_share_out_the_phases_and_none_takes_the_boundary(name):
+# In w8s8-2kv three heads share the loss at phase 0 and none reaches the 40% that count as serving it.
+@pytest.mark.parametrize(("name", "uncovered"), [("w8s8-2kv", [0, 7]), ("w8s8-4kv", [7])])
+def test_heads_share_out_the_phases_and_none_takes_the_boundary(name, uncovered):
     sweep, served = measure(name)
     assert sweep.attrs["gap_pp"] >= 50
     assert sweep.attrs["worst_phase"] == 7
@@ -27,7 +29,7 @@ def test_heads_share_out_the_phases_and_none_takes_the_boundary(name):
     rows = [r for r in served.serves.values if r.any()]
     assert len(rows) >= 3
     assert all(r.sum() <= 3 for r in rows)
-    assert served.uncovered.values.tolist() == [False] * 7 + [True]
+    assert np.flatnonzero(served.uncovered.values).tolist() == uncovered
 
 
 def test_full_attention_has_no_phases():
