@@ -33,9 +33,13 @@ def test_heads_share_out_the_phases_and_none_takes_the_boundary(name, uncovered)
 
 
 def test_full_attention_has_no_phases():
-    sweep, served = measure("full-4kv")
+    _, served = measure("full-4kv")
+    model = hooks.load("full-4kv")
+    sweep = phase_sweep(
+        model, RecallTask.for_model(model), n_per_residue=64, seed=SEED, progress=False
+    )  # 24 a residue cannot show 3 pp
     assert sweep.attrs["stride"] == 8  # the declared placebo
-    assert sweep.attrs["gap_pp"] <= max(3, sweep.attrs["null_gap_pp"] + 3)
+    assert sweep.attrs["gap_pp"] <= 3
     assert sweep.attrs["period"] == 0
     assert not (served.p_selective.values < 0.05).any()
 
