@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from hooks import CompressedTransformer, ModelConfig
+from hooks.sites import site
+from interp.engine import Rows
 from interp.tasks import RecallTask
 
 TASK = RecallTask(
@@ -22,3 +26,25 @@ def small(seed: int = 1, **changes) -> CompressedTransformer:
     made = CompressedTransformer(ModelConfig(**{**settings, **changes})).eval()
     made.task = TASK.describe()
     return made
+
+
+def plainly(model, prompts, variant, at):
+    """Log-probability of the answer after one whole forward pass with ordinary hooks."""
+    length, rows = prompts.tokens.shape[1], torch.arange(len(prompts))
+
+    def hook(edit):
+        axes = site(edit.site).axes
+
+        def apply(tensor, hook):
+            tensor = tensor.clone()
+            if at == "all" or "pos" not in axes:
+                return edit.apply(tensor, Rows(rows, torch.arange(length)))
+            last = tensor.narrow(axes.index("pos"), length - 1, 1)
+            last.copy_(edit.apply(last.clone(), Rows(rows, torch.tensor([length - 1]))))
+            return tensor
+
+        return apply
+
+    with torch.no_grad():
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[(e.site, hook(e)) for e in variant.edits])
+    return logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import hooks
 from hooks import CompressedTransformer, ModelConfig, SiteError
 from interp import engine, knockout, patch
 from interp.engine import Edit, Rows, Variant
@@ -11,6 +10,7 @@ from interp.patching import held_values
 from interp.replacement import Replacement, calibrate
 from interp.tasks import RecallTask
 from interp.units import UNIT_KINDS, union, units
+from tests.interp.intervention_models import plainly
 
 TASK = RecallTask(
     n_keys=10, n_values=10, n_filler=4, n_records=5, context=24, n_queries=2, n_demonstrations=1, modulus=4
@@ -30,29 +30,6 @@ def build(**changes):
 @pytest.fixture(scope="module")
 def model():
     return build()
-
-
-def plainly(model, prompts, variant, at):
-    """Log-probability of the answer after one whole forward pass with ordinary hooks."""
-    length = prompts.tokens.shape[1]
-    rows = torch.arange(len(prompts))
-
-    def hook(edit):
-        axes = hooks.sites.site(edit.site).axes
-
-        def apply(tensor, hook):
-            tensor = tensor.clone()
-            if at == "all" or "pos" not in axes:
-                return edit.apply(tensor, Rows(rows, torch.arange(length)))
-            last = tensor.narrow(axes.index("pos"), length - 1, 1)
-            last.copy_(edit.apply(last.clone(), Rows(rows, torch.tensor([length - 1]))))
-            return tensor
-
-        return apply
-
-    with torch.no_grad():
-        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[(e.site, hook(e)) for e in variant.edits])
-    return logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
 
 
 _OWN_MODEL = {

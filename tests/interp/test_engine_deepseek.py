@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from hooks.sites import site
 from interp import engine
-from interp.engine import Edit, Rows, Variant
+from interp.engine import Edit, Variant
 from interp.paths import direct_effects
 from interp.tasks.prompts import Prompts
 from interp.units import units
 from tests.hooks.deepseek_models import VOCAB, hooked, tokens
+from tests.interp.intervention_models import plainly
 
 
 def prompts_of(length):
@@ -36,27 +36,6 @@ class Random:
 
     def describe(self):
         return {"task": "random"}
-
-
-def plainly(model, prompts, variant, at):
-    length, rows = prompts.tokens.shape[1], torch.arange(len(prompts))
-
-    def hook(edit):
-        axes = site(edit.site).axes
-
-        def apply(tensor, hook):
-            tensor = tensor.clone()
-            if at == "all" or "pos" not in axes:
-                return edit.apply(tensor, Rows(rows, torch.arange(length)))
-            last = tensor.narrow(axes.index("pos"), length - 1, 1)
-            last.copy_(edit.apply(last.clone(), Rows(rows, torch.tensor([length - 1]))))
-            return tensor
-
-        return apply
-
-    with torch.no_grad():
-        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[(e.site, hook(e)) for e in variant.edits])
-    return logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
 
 
 def zero(name, tensor, rows):
