@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -267,7 +267,7 @@ def _layer(
     if layer == 0:
         stream = _edit_embedding(stream, present, rows)
     last = layer == model.cfg.n_layers - 1
-    stop = {"last_only": True} if last else {"stop_at_layer": layer + 1}
+    stop: dict[str, Any] = {"last_only": True} if last else {"stop_at_layer": layer + 1}
     width = stream.shape[1]
     hooks = [(name, _rowwise(chosen, width, rows)) for name, chosen in edits.items()]
     with model.hooks(fwd_hooks=hooks):
