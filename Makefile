@@ -18,7 +18,7 @@ INPUTS := pyproject.toml constraints.txt
 
 help:
 	@echo "make demo         set up and run: phaselens report $(MODEL) -o $(OUT)"
-	@echo "make test         set up and run ruff and the fast tests (under 8 minutes on two cores)"
+	@echo "make test         set up and run ruff and the fast tests"
 	@echo "make test-slow    the longer statistics, training and browser runs"
 	@echo "make lint         ruff and pyright"
 	@echo "make format       ruff format and the safe ruff fixes"
