@@ -47,7 +47,8 @@ def zoo_page(
     ]
     lines += [_row(name, n_per_residue, seed) for name in tqdm(chosen, desc="zoo")]
     lines += ["", '"–" is undefined. Heads that serve no phase are left out.', "", "## How each was made", ""]
-    lines += [line for name in chosen for line in _origin(name, zoo_info(name))]
+    listed: dict[str, str] = {}
+    lines += [line for name in chosen for line in _origin(name, zoo_info(name), listed)]
     return "\n".join(lines) + "\n"
 
 
@@ -84,17 +85,23 @@ def _row(name: str, n_per_residue: int, seed: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _origin(name: str, info: dict[str, Any]) -> list[str]:
+def _origin(name: str, info: dict[str, Any], listed: dict[str, str]) -> list[str]:
+    """Lines on one model; `listed` maps a list of seeds to the model under which it was printed."""
     lines = [
         f"- `{name}`: `{info.get('command', 'no record')}` ({info.get('stored_as', '')}, {info.get('device', '')})"
     ]
+    if info.get("chosen"):
+        lines.append(f"  - **chosen**: {info['note'].removeprefix('chosen').lstrip(' :')}")
     started = info.get("started_from")
     while started:
         lines.append(f"  - went on from `{started.get('command')}`" + _numbers(started))
         started = started.get("started_from")
-    for run in info.get("seeds", []):
-        if run["command"] != info.get("command"):
-            lines.append(f"  - seed {run['seed']}: `{run['command']}`" + _numbers(run))
+    seeds = info.get("seeds", [])
+    others = [run for run in seeds if run["command"] != info.get("command")]
+    if others and (first := listed.setdefault(repr(seeds), name)) != name:
+        lines.append(f"  - {len(seeds)} seeds were trained: listed under `{first}`")
+    else:
+        lines += [f"  - seed {run['seed']}: `{run['command']}`" + _numbers(run) for run in others]
     for run in info.get("other_runs", []):
         lines.append(f"  - not shipped: `{run['command']}` ({run.get('note', '')})" + _numbers(run))
     return lines
