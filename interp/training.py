@@ -92,7 +92,7 @@ _RECIPES: dict[str, Recipe] = {
     **{name: Recipe(compiled=False, steps=1700) for name in ("hfv4-mix", "hfv4-csa")},
     "full-4kv": Recipe(task=RecallTask(n_queries=8), steps=6000, lr=2e-3, records_from=8, records_share=0.8),
     "tiny": Recipe(
-        task=_TINY_TASK, steps=1500, batch=64, lr=3e-3, warmup=100, records_from=14, records_share=0.0
+        task=_TINY_TASK, steps=800, batch=64, lr=3e-3, warmup=100, records_from=14, records_share=0.0
     ),
 }
 

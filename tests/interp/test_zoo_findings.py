@@ -14,14 +14,13 @@ SEED = 10_000
 def measure(name, n_per_residue=24):
     model = hooks.load(name)
     task = RecallTask.for_model(model)
-    sweep = phase_sweep(model, task, n_per_residue=n_per_residue, seed=SEED, progress=False)
     effects = knockout(model, task, n=n_per_residue * task.modulus, seed=SEED, progress=False)
+    sweep = phase_sweep(model, task, n_per_residue=n_per_residue, seed=SEED, clean=effects, progress=False)
     return sweep, specialization(effects, seed=SEED)
 
 
-# In w8s8-2kv three heads share the loss at phase 0 and none reaches the 40% that count as serving it.
-@pytest.mark.parametrize(("name", "uncovered"), [("w8s8-2kv", [0, 7]), ("w8s8-4kv", [7])])
-def test_heads_share_out_the_phases_and_none_takes_the_boundary(name, uncovered):
+@pytest.mark.parametrize("name", ["w8s8-2kv", "w8s8-4kv"])
+def test_heads_share_out_the_phases_and_none_takes_the_boundary(name):
     sweep, served = measure(name)
     assert sweep.attrs["gap_pp"] >= 50
     assert sweep.attrs["worst_phase"] == 7
@@ -29,19 +28,24 @@ def test_heads_share_out_the_phases_and_none_takes_the_boundary(name, uncovered)
     rows = [r for r in served.serves.values if r.any()]
     assert len(rows) >= 3
     assert all(r.sum() <= 3 for r in rows)
-    assert np.flatnonzero(served.uncovered.values).tolist() == uncovered
+    assert np.flatnonzero(served.uncovered.values).tolist() == [7]
+
+
+def check_full_attention(n_per_residue):
+    sweep, served = measure("full-4kv", n_per_residue)
+    assert sweep.attrs["stride"] == 8  # the declared placebo
+    assert sweep.attrs["period"] == 0
+    assert not (served.p_selective.values < 0.05).any()
+    return sweep
 
 
 def test_full_attention_has_no_phases():
-    _, served = measure("full-4kv")
-    model = hooks.load("full-4kv")
-    sweep = phase_sweep(
-        model, RecallTask.for_model(model), n_per_residue=64, seed=SEED, progress=False
-    )  # 24 a residue cannot show 3 pp
-    assert sweep.attrs["stride"] == 8  # the declared placebo
-    assert sweep.attrs["gap_pp"] <= 3
-    assert sweep.attrs["period"] == 0
-    assert not (served.p_selective.values < 0.05).any()
+    assert check_full_attention(24).attrs["gap_pp_low"] <= 3
+
+
+@pytest.mark.slow  # 24 prompts a residue cannot show a gap of 3 pp
+def test_the_gap_of_full_attention_is_at_most_3_pp():
+    assert check_full_attention(64).attrs["gap_pp"] <= 3
 
 
 @pytest.mark.slow
