@@ -18,7 +18,7 @@ def bench(
         str,
         Parameter(
             help="A model's knockout map: a zoo name, a folder, or random-L (L layers of d_model 1024, random weights). "
-            "Or: lengths, report, family."
+            "Or: lengths, report, family, sweep."
         ),
     ] = "w8s8-4kv",
     *,
@@ -53,6 +53,7 @@ def bench(
     threads: Annotated[
         int | None, Parameter(validator=_positive, help="Of every process; all cores if left out.")
     ] = None,
+    device: Annotated[str, Parameter(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[
         int, Parameter(validator=validators.Number(gte=0), help="Of prompts and random weights.")
     ] = 0,
@@ -73,6 +74,10 @@ def bench(
     from interp.memory import parse_bytes
 
     budget = parse_bytes(memory)
+    if device != "cpu":
+        from interp.cli_run import check_device
+
+        check_device(device)
     earlier = None
     if compare is not None:
         from interp.bench.compare import load_bench
@@ -80,13 +85,15 @@ def bench(
         earlier = load_bench(compare)
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cores = threads or here or 1
-    options: dict[str, Any] = {"threads": cores, "repeats": repeats, "seed": seed}
+    options: dict[str, Any] = {"threads": cores, "repeats": repeats, "seed": seed, "device": device}
     if what == "lengths":
         found = _lengths(length, options)
     elif what == "report":
         found = _profile(n, options)
     elif what == "family":
         found = _family(n, options)
+    elif what == "sweep":
+        found = _sweep(n, options)
     else:
         found = _knockout(
             what, n=n, calibration=calibration, length=length, unit=unit, method=method, loop_units=loop_units,
@@ -116,7 +123,8 @@ def _knockout(
 def _lengths(length: int, options: dict[str, Any]) -> dict[str, Any]:
     from interp.bench.lengths import bench_lengths
 
-    return bench_lengths(longest=length, threads=options["threads"], seed=options["seed"], say=_say)
+    kept = {key: options[key] for key in ("threads", "seed", "device")}
+    return bench_lengths(longest=length, **kept, say=_say)
 
 
 def _profile(n: int | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +137,12 @@ def _family(n: int | None, options: dict[str, Any]) -> dict[str, Any]:
     from interp.bench.family import bench_family
 
     return bench_family(n=n or 96, **options)
+
+
+def _sweep(n: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    from interp.bench.sweeps import bench_sweep
+
+    return bench_sweep(n_per_residue=n or 64, **options)
 
 
 def _finish(

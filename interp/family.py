@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hooks.errors import ConfigError
 
@@ -50,4 +52,7 @@ def family_logits(models: Sequence[Any], tokens: Int[Tensor, "n pos"]) -> Float[
     def one(parameters: dict[str, Tensor], state: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(base, (parameters, state), (tokens,), {"last_only": True})
 
-    return torch.vmap(one)(weights, buffers)[:, :, 0]
+    # The fused kernels of a GPU refuse the masks that a batched pass hands them.
+    fused = contextlib.nullcontext() if tokens.device.type == "cpu" else sdpa_kernel(SDPBackend.MATH)
+    with fused:
+        return torch.vmap(one)(weights, buffers)[:, :, 0]

@@ -39,6 +39,8 @@ class Case:
         Loops run so many units, evenly spaced, and their time is scaled up to all of them; None runs all.
     memory, threads, seed : int
         Budget of activations in bytes; threads of every process; seed of prompts and weights.
+    device : str
+        Where the model and its prompts are.
     """
 
     model: str
@@ -50,6 +52,7 @@ class Case:
     memory: int = engine.MEMORY
     threads: int = 1
     seed: int = 0
+    device: str = "cpu"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -111,7 +114,8 @@ class Loaded:
         model, task = _model_and_task(case)
         prompts = sample_blocks(task, case.n, case.seed)
         calibration = sample_blocks(task, case.n_calibration, derive_seed(case.seed, "calibration"))
-        return cls(case, model, task, prompts, calibration, units(model, case.unit, prompts))
+        here = [replace(p, tokens=p.tokens.to(model.device), answer=p.answer.to(model.device)) for p in (prompts, calibration)]
+        return cls(case, model, task, *here, units(model, case.unit, prompts))
 
     def smaller(self) -> Loaded:
         """The same with one block of prompts and one unit a loop, to warm up on."""
@@ -138,11 +142,12 @@ def _model_and_task(case: Case) -> tuple[HookedModel, Task]:
         from hooks import load
         from interp.tasks.recall import RecallTask
 
-        model = load(case.model)
+        model = load(case.model, device=case.device)
         return model, RecallTask.for_model(model)
     from hooks.transformer import CompressedTransformer
 
     model = CompressedTransformer(random_config(int(found[1]), case.seed))
+    model = model.to(case.device)
     model.name = case.model
     return model, RandomTask(model.cfg.d_vocab, case.length)
 

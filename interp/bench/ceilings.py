@@ -34,18 +34,19 @@ class Ceilings(NamedTuple):
         return max(work.operations / self.matmul, work.bytes / self.copy)
 
 
-def measure_ceilings(device: torch.device, *, size: int = 1024, repeats: int = 5) -> Ceilings:
+def measure_ceilings(device: torch.device, *, size: int | None = None, repeats: int = 5) -> Ceilings:
     """Time fp32 products of square matrices and copies of 64 MiB, and keep the best.
 
     Parameters
     ----------
     device : torch.device
         Where.
-    size : int
-        Rows of the matrices.
+    size : int or None
+        Rows of the matrices; None: 1024, on a GPU 4096, from where on products run at full rate.
     repeats : int
         Tries of each.
     """
+    size = size or (4096 if device.type == "cuda" else 1024)
     a = torch.ones(size, size, device=device)
     source = torch.ones(1 << 24, device=device)
     target = torch.empty_like(source)

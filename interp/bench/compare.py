@@ -26,7 +26,7 @@ def load_bench(path: str | Path) -> dict[str, Any]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise PhaselensError(f"{str(path)!r} is not JSON: {error}; give a file of phaselens bench") from error
-    if not isinstance(found, dict) or found.get("kind") not in ("knockout", "lengths", "profile", "family"):
+    if not isinstance(found, dict) or found.get("kind") not in ("knockout", "lengths", "profile", "family", "sweep"):
         raise PhaselensError(f"{str(path)!r} holds no benchmark; give a file of phaselens bench")
     return found
 
@@ -48,10 +48,11 @@ def regressions(new: dict[str, Any], old: dict[str, Any]) -> list[str]:
         raise PhaselensError(
             f"a {new['kind']} and a {old['kind']} benchmark; valid: two of one model's knockout map"
         )
-    for key, value in new["case"].items():
-        if old["case"].get(key) != value:
+    now, then = ({"device": "cpu", **bench["case"]} for bench in (new, old))
+    for key, value in now.items():
+        if then.get(key) != value:
             raise PhaselensError(
-                f"the earlier run has {key}={old['case'].get(key)!r}, this one {value!r}; compare equal settings"
+                f"the earlier run has {key}={then.get(key)!r}, this one {value!r}; compare equal settings"
             )
     lines = []
     for name, method in new["methods"].items():

@@ -18,7 +18,7 @@ FAMILY = ("w8s8-2kv", "w8s8-2kv-seed1", "w8s8-2kv-seed2")
 
 
 def bench_family(
-    *, n: int, repeats: int, threads: int, seed: int, names: Sequence[str] = FAMILY
+    *, n: int, repeats: int, threads: int, seed: int, device: str = "cpu", names: Sequence[str] = FAMILY
 ) -> dict[str, Any]:
     """Time the clean runs of a family's sweep, in this process, the two ways in turn.
 
@@ -28,6 +28,8 @@ def bench_family(
         Prompts, a multiple of R.
     repeats, threads, seed : int
         As everywhere.
+    device : str
+        Where they run.
     names : sequence of str
         Models of the zoo, of one shape.
 
@@ -39,10 +41,10 @@ def bench_family(
     from hooks import load
 
     torch.set_num_threads(threads)
-    models = [load(name) for name in names]
+    models = [load(name, device=device) for name in names]
     task = RecallTask.for_model(models[0])
-    tokens = task.sample(-(-n // task.modulus) * task.modulus, seed=seed).tokens
-    cpu = torch.device("cpu")
+    tokens = task.sample(-(-n // task.modulus) * task.modulus, seed=seed).tokens.to(device)
+    place = torch.device(device)
 
     @torch.no_grad()
     def separate() -> torch.Tensor:
@@ -55,7 +57,7 @@ def bench_family(
     difference = float((separate() - stacked()).abs().max())
     for _ in range(repeats):
         for name, run in (("one after the other", separate), ("side by side", stacked)):
-            for key, value in timed(run, cpu)[0].items():
+            for key, value in timed(run, place)[0].items():
                 ways.setdefault(name, {}).setdefault(key, []).append(value)
 
     def ratio(key: str) -> float:
@@ -63,6 +65,6 @@ def bench_family(
 
     return {
         "kind": "family", "models": len(names), "names": list(names), "n": len(tokens), "repeats": repeats,
-        "machine": machine(threads), "ways": ways, "ratio": ratio("seconds"), "cpu_ratio": ratio("cpu_seconds"),
+        "machine": machine(threads, device), "ways": ways, "ratio": ratio("seconds"), "cpu_ratio": ratio("cpu_seconds"),
         "max_difference": difference, "what": f"Final-position logits of {', '.join(names)} on {len(tokens)} prompts.",
     }  # fmt: skip

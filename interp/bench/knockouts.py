@@ -81,7 +81,7 @@ def bench_knockout(
         answers = {name: worker.ask("answers") for name, worker in workers.items()}
     _compare_answers(found, answers, case)
     return {
-        "kind": "knockout", "case": case.to_dict(), "machine": machine(case.threads), "repeats": repeats,
+        "kind": "knockout", "case": case.to_dict(), "machine": machine(case.threads, case.device), "repeats": repeats,
         "units": answers["ours"]["n_units"], "methods": found, "summary": summarise(found, case),
     }  # fmt: skip
 
@@ -143,12 +143,15 @@ def summarise(found: dict[str, Any], case: Case) -> dict[str, Any]:
     }
 
 
-def machine(threads: int) -> dict[str, Any]:
+def machine(threads: int, device: str = "cpu") -> dict[str, Any]:
     """Where and with what numbers were measured."""
+    import torch
+
+    gpu = {} if device == "cpu" else {"gpu": torch.cuda.get_device_name(torch.device(device))}
     names = ("torch", "transformer-lens", "nnsight", "transformers")
     return {
         "processor": _processor(), "threads": threads, "python": platform.python_version(),
-        **{name: version(name) for name in names},
+        **{name: version(name) for name in names}, **gpu,
     }  # fmt: skip
 
 

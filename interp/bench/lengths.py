@@ -17,7 +17,7 @@ __all__ = ["READ", "bench_lengths", "linear_fit", "runner"]
 
 READ = 64
 """Final positions that hooks read."""
-LAYERS, D_MODEL = 8, 1024
+LAYERS, D_MODEL, D_VOCAB = 8, 1024, 1024
 
 
 def bench_lengths(
@@ -28,6 +28,7 @@ def bench_lengths(
     d_model: int = D_MODEL,
     threads: int,
     seed: int = 0,
+    device: str = "cpu",
     most_seconds: float = 600.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
@@ -41,6 +42,8 @@ def bench_lengths(
         Of both models.
     threads, seed : int
         Of every process; of weights and tokens.
+    device : str
+        Where both run.
     most_seconds : float
         A side is not run at double the length once a run took more than a third of this.
     say : function
@@ -72,6 +75,7 @@ def bench_lengths(
                 continue
             spec = {
                 "side": side, "length": length, "layers": layers, "d_model": d_model, "threads": threads, "seed": seed,
+                "device": device,
             }  # fmt: skip
             try:
                 with Worker("length", spec) as worker:
@@ -86,14 +90,14 @@ def bench_lengths(
                 stopped[side] = "not run (time)"
         rows.append(row)
     return {
-        "kind": "lengths", "layers": layers, "d_model": d_model, "longest": longest, "machine": machine(threads),
-        "rows": rows, "fits": _fits(rows), "notes": _notes(rows, most_seconds),
+        "kind": "lengths", "layers": layers, "d_model": d_model, "longest": longest, "machine": machine(threads, device),
+        "rows": rows, "fits": _fits(rows, device), "notes": _notes(rows, most_seconds),
         "what": f"One prompt, all but its last {READ} tokens first, then those with hooks that read the streams, the heads' "
         "outputs and the patterns of every layer there.",
     }  # fmt: skip
 
 
-def _fits(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _fits(rows: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
     done = [(row["length"], row["ours"]) for row in rows if "seconds" in row["ours"]]
     if not done:
         raise PhaselensError(f"no length could be run: {rows[0]['ours']['stopped']}")
@@ -103,7 +107,7 @@ def _fits(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         name: {**linear_fit(lengths, [float(found[key]) / scale for _, found in done]), "unit": unit}
         for name, key, scale, unit in (
-            ("CPU time", "cpu_seconds", 1.0, "s"),
+            ("CPU time", "cpu_seconds", 1.0, "s") if device == "cpu" else ("time", "seconds", 1.0, "s"),
             ("memory", "peak_bytes", 2.0**20, "MiB"),
         )
     }
@@ -151,21 +155,24 @@ def runner(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
     """Build one side's model in a worker and return what runs it."""
     from interp.bench.worker import timed
 
-    cpu = torch.device("cpu")
+    device = torch.device(spec["device"])
     run = (_ours if spec["side"] == "ours" else _hugging_face)(spec)
-    return lambda line: timed(run, cpu)[0]
+
+    def tokens(length: int) -> torch.Tensor:
+        return torch.randint(D_VOCAB, (1, length), generator=torch_rng(spec["seed"], "lengths")).to(device)
+
+    if device.type == "cuda":  # the first kernels of a process are slow: its libraries are loaded with them
+        run(tokens(4 * READ))
+    prompt = tokens(spec["length"])
+    return lambda line: timed(lambda: run(prompt), device)[0]
 
 
-def _tokens(spec: dict[str, Any], d_vocab: int) -> torch.Tensor:
-    return torch.randint(d_vocab, (1, spec["length"]), generator=torch_rng(spec["seed"], "lengths"))
-
-
-def _ours(spec: dict[str, Any]) -> Callable[[], Any]:
+def _ours(spec: dict[str, Any]) -> Callable[[torch.Tensor], Any]:
     from hooks.transformer import CompressedTransformer
     from interp.bench.cases import deepseek_like
 
-    model = CompressedTransformer(deepseek_like(spec["layers"], d_model=spec["d_model"], seed=spec["seed"]))
-    tokens = _tokens(spec, model.cfg.d_vocab)
+    config = deepseek_like(spec["layers"], d_model=spec["d_model"], seed=spec["seed"])
+    model = CompressedTransformer(config).to(spec["device"])
     names = [
         f"blocks.{layer}.{site}"
         for layer in range(spec["layers"])
@@ -173,7 +180,7 @@ def _ours(spec: dict[str, Any]) -> Callable[[], Any]:
     ]
 
     @torch.no_grad()
-    def run() -> Any:
+    def run(tokens: torch.Tensor) -> Any:
         cache = model.start_cache(1, rewind=False)
         model(tokens[:, :-READ], cache, last_only=True)
         return model.run_with_cache(tokens[:, -READ:], names, cache=cache)
@@ -181,22 +188,21 @@ def _ours(spec: dict[str, Any]) -> Callable[[], Any]:
     return run
 
 
-def _hugging_face(spec: dict[str, Any]) -> Callable[[], Any]:
+def _hugging_face(spec: dict[str, Any]) -> Callable[[torch.Tensor], Any]:
     from hooks.hf_train import hf_deepseek_v4
 
     layers = spec["layers"]
     kinds = ["compressed_sparse_attention", "heavily_compressed_attention"]
     hf = hf_deepseek_v4(
-        seed=spec["seed"], d_vocab=1024, csa_stride=4, hca_stride=128, hidden_size=spec["d_model"],
+        seed=spec["seed"], d_vocab=D_VOCAB, csa_stride=4, hca_stride=128, hidden_size=spec["d_model"],
         moe_intermediate_size=spec["d_model"], num_hidden_layers=layers, num_attention_heads=16, head_dim=128,
         q_lora_rank=512, o_groups=4, o_lora_rank=512, hc_mult=1, sliding_window=128, index_topk=512, index_n_heads=4,
         index_head_dim=64, layer_types=[kinds[i % 2] for i in range(layers)], mlp_layer_types=["moe"] * layers,
         max_position_embeddings=1 << 18,
-    ).eval()  # fmt: skip
-    tokens = _tokens(spec, 1024)
+    ).eval().to(spec["device"])  # fmt: skip
 
     @torch.no_grad()
-    def run() -> Any:
+    def run(tokens: torch.Tensor) -> Any:
         return hf(input_ids=tokens, use_cache=False, logits_to_keep=READ).logits
 
     return run

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ def _missing(found: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(bench: dict[str, Any]) -> str:
     """One benchmark's part of the page, also what the terminal shows."""
-    makers = {"knockout": _knockout, "lengths": _lengths, "profile": _profile, "family": _family}
+    makers = {"knockout": _knockout, "lengths": _lengths, "profile": _profile, "family": _family, "sweep": _sweep}
     return makers[bench["kind"]](bench)
 
 
@@ -125,6 +126,8 @@ def _knockout(bench: dict[str, Any]) -> str:
 def _busy(bench: dict[str, Any]) -> list[str]:
     """Say so where other programs took the cores: wall times of such a run mean little."""
     threads = bench["case"]["threads"]
+    if "gpu" in bench["machine"]:  # there the cores only wait
+        return []
     waits = [
         wall * threads / cpu
         for way in bench["methods"].values()
@@ -174,12 +177,17 @@ def _command(bench: dict[str, Any]) -> str:
         words += [f"--method {name}" for name in loops]
     if case["loop_units"]:
         words.append(f"--loop-units {case['loop_units']}")
-    return " ".join([*words, f"--repeats {bench['repeats']} --threads {case['threads']}"])
+    return " ".join([*words, f"--repeats {bench['repeats']} --threads {case['threads']}"]) + _device(bench)
+
+
+def _device(bench: dict[str, Any]) -> str:
+    return " --device cuda" if "gpu" in bench["machine"] else ""
 
 
 def _machine(bench: dict[str, Any]) -> str:
     found = bench["machine"]
-    return f"{found['threads']} thread(s) of {found['processor']}, torch {found['torch']}"
+    gpu = f"one {found['gpu']}, " if "gpu" in found else ""
+    return f"{gpu}{found['threads']} thread(s) of {found['processor']}, torch {found['torch']}"
 
 
 def _ratio(value: float | None) -> str:
@@ -201,7 +209,7 @@ def _lengths(bench: dict[str, Any]) -> str:
     lines = [
         f"## Long prompts: {bench['layers']} layers like DeepSeek-V4's, d_model {bench['d_model']}",
         "",
-        f"`phaselens bench lengths --length {bench['longest']} --threads {bench['machine']['threads']}`",
+        f"`phaselens bench lengths --length {bench['longest']} --threads {bench['machine']['threads']}{_device(bench)}`",
         "",
         f"{bench['what']} {_machine(bench)}.",
         "",
@@ -265,6 +273,51 @@ def _family(bench: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _sweep(bench: dict[str, Any]) -> str:
+    rows = [
+        [
+            name, f"{found['setup']:.2f}", _spread(found["seconds"]),
+            f"{min(bench['ways']['plain fp32']['seconds']) / min(found['seconds']):.3g}×",
+            f"{found['max_difference']:.1e}", f"{found['accuracy_change']:.2f}",
+        ]
+        for name, found in bench["ways"].items()
+    ]  # fmt: skip
+    lines = [
+        f"## Forward passes of `phaselens sweep {bench['model']}`{' on a GPU' if _device(bench) else ''}",
+        "",
+        f"`phaselens bench sweep --n {bench['n_per_residue']} --repeats {bench['repeats']} "
+        f"--threads {bench['machine']['threads']}{_device(bench)}`",
+        "",
+        f"{bench['batches']} batches of {bench['batch']} prompts, {_machine(bench)}.",
+        "",
+        table(
+            ["way", "set-up s", "sweep s", "plain ÷ way", "log-probability moves by", "accuracy moves by (pp)"], rows
+        ),
+        "",
+        f"- Moves are the largest against plain fp32, over prompts and over phases; its accuracies have intervals of up to "
+        f"±{bench['half_width']:.1f} pp.",
+        *_pays(bench),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _pays(bench: dict[str, Any]) -> list[str]:
+    """From how many sweeps on a way has paid for its set-up, or that it never does."""
+    plain = bench["ways"]["plain fp32"]
+    lines = []
+    for name, found in bench["ways"].items():
+        saved = min(plain["seconds"]) - min(found["seconds"])
+        if found is plain:
+            continue
+        if saved <= 0:
+            lines.append(f"- {name}: no faster.")
+        else:
+            after = max(1, math.ceil((found["setup"] - plain["setup"]) / saved))
+            lines.append(f"- {name}: saves {saved:.3g} s a sweep; has paid for its set-up after {after} sweeps.")
+    return lines
 
 
 if __name__ == "__main__":
