@@ -31,10 +31,10 @@ demo: $(VENV)/installed browser
 
 test: $(VENV)/installed-dev browser
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/installed-dev browser
-	@$(BIN)/python -m pytest -n 2 -m slow
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

@@ -19,6 +19,7 @@ from hooks.config import ModelConfig
 from hooks.errors import PhaselensError
 from hooks.indexer import Indexer, imitation_loss, pick_mask
 from hooks.numerics import RMSNorm, rope_tables, rotate
+from hooks.running import watched
 from hooks.segments import attend_picks, masked, spans
 from hooks.softmax import Segment, attend, mass
 from hooks.stored import store
@@ -131,7 +132,8 @@ class Attention(nn.Module):
         state = state or LayerState()
         start, stop = state.length, state.length + x.shape[1]
         first_query = stop - x.shape[1] if queries is None else stop - queries
-        key, value = self._exact(x, start)
+        near = self._near(x, stop - first_query, stop, rewind)
+        key, value = self._exact(near, stop - near.shape[1])
         if self.layer.role == "full" and self.layer.geometry is not None:
             shared = self._pooled(x, state, stop)
         mine = self._checked(shared, stop) if self.layer.geometry is not None else None
@@ -161,6 +163,15 @@ class Attention(nn.Module):
         q = self.hook_q(_project(x, self.W_Q))
         q = q if self.q_norm is None else self.q_norm(q)
         return self.hook_rot_q(rotate(q, tables))
+
+    def _near(self, x: Tensor, queries: int, stop: int, rewind: bool) -> Tensor:
+        """Inputs whose exact keys a query of this call or a later one can read; all of them where a hook looks."""
+        if not self.layer.has_exact_branch or watched(
+            self.hook_k, self.hook_rot_k, self.hook_v, self.hook_attn_scores, self.hook_pattern
+        ):
+            return x
+        read = queries + self._reach(stop) - 1
+        return x[:, -max(read, kept_exact(self.layer, stop, rewind)) :]
 
     def _exact(self, x: Tensor, start: int) -> tuple[Tensor | None, Tensor | None]:
         """New exact keys as scored, and values as read."""

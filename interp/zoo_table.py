@@ -14,7 +14,7 @@ __all__ = ["zoo_page"]
 
 
 def zoo_page(
-    names: Sequence[str] | None = None, *, n_per_residue: int = 24, seed: int = CONFIRMATORY_SEED
+    names: Sequence[str] | None = None, *, n_per_residue: int = 64, seed: int = CONFIRMATORY_SEED
 ) -> str:
     """Measure zoo models on fresh prompts and return a Markdown page.
 
@@ -115,7 +115,7 @@ def _numbers(run: dict[str, Any]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure zoo models and print a Markdown page.")
     parser.add_argument("names", nargs="*", help="zoo models; all if left out")
-    parser.add_argument("--n-per-residue", type=int, default=24)
+    parser.add_argument("--n-per-residue", type=int, default=64)
     parser.add_argument("--seed", type=int, default=CONFIRMATORY_SEED)
     given = parser.parse_args()
     print(zoo_page(given.names or None, n_per_residue=given.n_per_residue, seed=given.seed), end="")

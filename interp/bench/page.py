@@ -48,9 +48,10 @@ def page(benches: Iterable[dict[str, Any]]) -> str:
 
 def _missing(found: Sequence[dict[str, Any]]) -> list[str]:
     """What the targets ask for and no given run measured, with the command that would."""
-    models = {bench["case"]["model"] for bench in found if bench["kind"] == "knockout"}
-    lengths = [row["length"] for bench in found if bench["kind"] == "lengths" for row in bench["rows"]]
-    kinds = {bench["kind"] for bench in found}
+    here = [bench for bench in found if "gpu" not in bench["machine"]]
+    models = {bench["case"]["model"] for bench in here if bench["kind"] == "knockout"}
+    lengths = [row["length"] for bench in here if bench["kind"] == "lengths" for row in bench["rows"]]
+    kinds = {bench["kind"] for bench in here}
     wanted = [
         ("w8s8-4kv" in models, "The small map: `phaselens bench w8s8-4kv --n 192`."),
         ("random-28" in models, "The large map: `phaselens bench random-28 --n 2 --loop-units 8`."),
@@ -58,14 +59,24 @@ def _missing(found: Sequence[dict[str, Any]]) -> list[str]:
         (max(lengths, default=0) >= 32768, "Prompts up to 32K: `phaselens bench lengths --length 32768`."),
         ("profile" in kinds, "The report's profile: `phaselens bench report`."),
         ("family" in kinds, "Seeds side by side: `phaselens bench family`."),
-        (False, "A GPU: no run, no CUDA graphs, no bf16; 128K tokens on one were not tried."),
+        (
+            len(here) < len(found),
+            "A GPU: the same commands with `--device cuda`, and `phaselens bench sweep`.",
+        ),
     ]
-    return ["## Not measured here", "", *(f"- {line}" for done, line in wanted if not done), ""]
+    left = [f"- {line}" for done, line in wanted if not done]
+    return ["## Not measured here", "", *left, ""] if left else []
 
 
 def section(bench: dict[str, Any]) -> str:
     """One benchmark's part of the page, also what the terminal shows."""
-    makers = {"knockout": _knockout, "lengths": _lengths, "profile": _profile, "family": _family, "sweep": _sweep}
+    makers = {
+        "knockout": _knockout,
+        "lengths": _lengths,
+        "profile": _profile,
+        "family": _family,
+        "sweep": _sweep,
+    }
     return makers[bench["kind"]](bench)
 
 
@@ -103,7 +114,7 @@ def _knockout(bench: dict[str, Any]) -> str:
     floor = bench["methods"]["floor"]
     length = f", T = {case['length']}" if case["model"].startswith(LARGE_WIDTH) else ""
     lines = [
-        f"## Knockout map of `{case['model']}`: {bench['units']} {case['unit']} units{length}",
+        f"## Knockout map of `{case['model']}`: {bench['units']} {case['unit']} units{length}{_where(bench)}",
         "",
         f"`{_command(bench)}`",
         "",
@@ -184,6 +195,10 @@ def _device(bench: dict[str, Any]) -> str:
     return " --device cuda" if "gpu" in bench["machine"] else ""
 
 
+def _where(bench: dict[str, Any]) -> str:
+    return ", on a GPU" if "gpu" in bench["machine"] else ""
+
+
 def _machine(bench: dict[str, Any]) -> str:
     found = bench["machine"]
     gpu = f"one {found['gpu']}, " if "gpu" in found else ""
@@ -207,7 +222,7 @@ def _lengths(bench: dict[str, Any]) -> str:
         ])  # fmt: skip
     head = ["T", "ours wall s", "HF wall s", "ours CPU s", "HF CPU s", "ours memory", "HF memory"]
     lines = [
-        f"## Long prompts: {bench['layers']} layers like DeepSeek-V4's, d_model {bench['d_model']}",
+        f"## Long prompts: {bench['layers']} layers like DeepSeek-V4's, d_model {bench['d_model']}{_where(bench)}",
         "",
         f"`phaselens bench lengths --length {bench['longest']} --threads {bench['machine']['threads']}{_device(bench)}`",
         "",
@@ -260,9 +275,10 @@ def _family(bench: dict[str, Any]) -> str:
         [name, _spread(found["seconds"]), _spread(found["cpu_seconds"])] for name, found in bench["ways"].items()
     ]  # fmt: skip
     lines = [
-        f"## {bench['models']} models of one shape side by side",
+        f"## {bench['models']} models of one shape side by side{_where(bench)}",
         "",
-        f"`phaselens bench family --n {bench['n']} --repeats {bench['repeats']} --threads {bench['machine']['threads']}`",
+        f"`phaselens bench family --n {bench['n']} --repeats {bench['repeats']} --threads {bench['machine']['threads']}"
+        f"{_device(bench)}`",
         "",
         f"{bench['what']} {_machine(bench)}.",
         "",
@@ -285,7 +301,7 @@ def _sweep(bench: dict[str, Any]) -> str:
         for name, found in bench["ways"].items()
     ]  # fmt: skip
     lines = [
-        f"## Forward passes of `phaselens sweep {bench['model']}`{' on a GPU' if _device(bench) else ''}",
+        f"## Forward passes of `phaselens sweep {bench['model']}`{_where(bench)}",
         "",
         f"`phaselens bench sweep --n {bench['n_per_residue']} --repeats {bench['repeats']} "
         f"--threads {bench['machine']['threads']}{_device(bench)}`",
@@ -293,15 +309,27 @@ def _sweep(bench: dict[str, Any]) -> str:
         f"{bench['batches']} batches of {bench['batch']} prompts, {_machine(bench)}.",
         "",
         table(
-            ["way", "set-up s", "sweep s", "plain ÷ way", "log-probability moves by", "accuracy moves by (pp)"], rows
+            [
+                "way",
+                "set-up s",
+                "sweep s",
+                "plain ÷ way",
+                "log-probability moves by",
+                "accuracy moves by (pp)",
+            ],
+            rows,
         ),
         "",
-        f"- Moves are the largest against plain fp32, over prompts and over phases; its accuracies have intervals of up to "
-        f"±{bench['half_width']:.1f} pp.",
+        f"- Moves are the largest against plain fp32, over prompts and over phases; its accuracies have {_half(bench)}.",
         *_pays(bench),
         "",
     ]
     return "\n".join(lines)
+
+
+def _half(bench: dict[str, Any]) -> str:
+    width = bench["half_width"]
+    return f"intervals of up to ±{width:.1f} pp" if width == width else "no intervals at this n"
 
 
 def _pays(bench: dict[str, Any]) -> list[str]:
@@ -316,7 +344,9 @@ def _pays(bench: dict[str, Any]) -> list[str]:
             lines.append(f"- {name}: no faster.")
         else:
             after = max(1, math.ceil((found["setup"] - plain["setup"]) / saved))
-            lines.append(f"- {name}: saves {saved:.3g} s a sweep; has paid for its set-up after {after} sweeps.")
+            lines.append(
+                f"- {name}: saves {saved:.3g} s a sweep; has paid for its set-up after {after} sweeps."
+            )
     return lines
 
 

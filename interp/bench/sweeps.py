@@ -82,7 +82,7 @@ def bench_sweep(
         JSON values; in ``ways`` by way ``seconds`` (one per repeat), ``setup`` (seconds before the first
         sweep), ``accuracy`` by phase, and against the plain way ``max_difference`` of log-probabilities and
         ``accuracy_change`` (percentage points, largest over phases); ``half_width`` is the widest half
-        interval of the plain way's accuracies, in percentage points.
+        interval of the plain way's accuracies, in percentage points; NaN if none has an interval.
     """
     from hooks import load
 
@@ -113,12 +113,15 @@ def bench_sweep(
             entry["seconds"].append(timing["seconds"])
         logprob, correct = _scores(logits, prompts, batches)
         plain = logprob if plain is None else plain
-        entry["accuracy"] = (by_phase(fold(correct, task.modulus), stride) / (len(correct) // stride)).tolist()
+        entry["accuracy"] = (
+            by_phase(fold(correct, task.modulus), stride) / (len(correct) // stride)
+        ).tolist()
         entry["max_difference"] = float(np.abs(logprob - plain).max())
         found[way] = entry
         if way == "plain fp32":
             low, high = stats.phase_intervals(fold(correct, task.modulus), stride, seed=seed)
-            half_width = 50 * float((high - low).max())
+            widths = (high - low)[np.isfinite(high - low)]  # none where all were right, or prompts are few
+            half_width = 50 * float(widths.max()) if widths.size else float("nan")
     base = np.array(found["plain fp32"]["accuracy"])
     for entry in found.values():
         entry["accuracy_change"] = 100 * float(np.abs(np.array(entry["accuracy"]) - base).max())
