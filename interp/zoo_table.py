@@ -14,7 +14,7 @@ __all__ = ["zoo_page"]
 
 
 def zoo_page(
-    names: Sequence[str] | None = None, *, n_per_residue: int = 24, seed: int = CONFIRMATORY_SEED
+    names: Sequence[str] | None = None, *, n_per_residue: int = 64, seed: int = CONFIRMATORY_SEED
 ) -> str:
     """Measure zoo models on fresh prompts and return a Markdown page.
 
@@ -101,10 +101,25 @@ def _origin(name: str, info: dict[str, Any], listed: dict[str, str]) -> list[str
     if others and (first := listed.setdefault(repr(seeds), name)) != name:
         lines.append(f"  - {len(seeds)} seeds were trained: listed under `{first}`")
     else:
+        lines += _family(seeds)
         lines += [f"  - seed {run['seed']}: `{run['command']}`" + _numbers(run) for run in others]
     for run in info.get("other_runs", []):
         lines.append(f"  - not shipped: `{run['command']}` ({run.get('note', '')})" + _numbers(run))
     return lines
+
+
+def _family(seeds: Sequence[dict[str, Any]]) -> list[str]:
+    """How often the gap came, where enough seeds were trained to say so."""
+    found = [run["accuracy_by_phase"] for run in seeds if run.get("accuracy_by_phase")]
+    if len(found) < 10:
+        return []
+    wide = sum(max(one) - min(one) >= 50 for one in found)
+    boundary = sum(min(one) == one[-1] for one in found if max(one) - min(one) >= 50)
+    closed = sum(one[-1] >= 85 for one in found)
+    return [
+        f"  - of {len(found)} seeds {wide} have a gap of 50 pp or more, {boundary} of these at the boundary phase; {closed} retrieve "
+        "the boundary phase in 85% of prompts or more"
+    ]
 
 
 def _numbers(run: dict[str, Any]) -> str:
@@ -115,7 +130,7 @@ def _numbers(run: dict[str, Any]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure zoo models and print a Markdown page.")
     parser.add_argument("names", nargs="*", help="zoo models; all if left out")
-    parser.add_argument("--n-per-residue", type=int, default=24)
+    parser.add_argument("--n-per-residue", type=int, default=64)
     parser.add_argument("--seed", type=int, default=CONFIRMATORY_SEED)
     given = parser.parse_args()
     print(zoo_page(given.names or None, n_per_residue=given.n_per_residue, seed=given.seed), end="")

@@ -114,7 +114,10 @@ class Loaded:
         model, task = _model_and_task(case)
         prompts = sample_blocks(task, case.n, case.seed)
         calibration = sample_blocks(task, case.n_calibration, derive_seed(case.seed, "calibration"))
-        here = [replace(p, tokens=p.tokens.to(model.device), answer=p.answer.to(model.device)) for p in (prompts, calibration)]
+        here = [
+            replace(p, tokens=p.tokens.to(model.device), answer=p.answer.to(model.device))
+            for p in (prompts, calibration)
+        ]
         return cls(case, model, task, *here, units(model, case.unit, prompts))
 
     def smaller(self) -> Loaded:

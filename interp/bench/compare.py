@@ -26,7 +26,13 @@ def load_bench(path: str | Path) -> dict[str, Any]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise PhaselensError(f"{str(path)!r} is not JSON: {error}; give a file of phaselens bench") from error
-    if not isinstance(found, dict) or found.get("kind") not in ("knockout", "lengths", "profile", "family", "sweep"):
+    if not isinstance(found, dict) or found.get("kind") not in (
+        "knockout",
+        "lengths",
+        "profile",
+        "family",
+        "sweep",
+    ):
         raise PhaselensError(f"{str(path)!r} holds no benchmark; give a file of phaselens bench")
     return found
 

@@ -65,7 +65,13 @@ def _missing(found: Sequence[dict[str, Any]]) -> list[str]:
 
 def section(bench: dict[str, Any]) -> str:
     """One benchmark's part of the page, also what the terminal shows."""
-    makers = {"knockout": _knockout, "lengths": _lengths, "profile": _profile, "family": _family, "sweep": _sweep}
+    makers = {
+        "knockout": _knockout,
+        "lengths": _lengths,
+        "profile": _profile,
+        "family": _family,
+        "sweep": _sweep,
+    }
     return makers[bench["kind"]](bench)
 
 
@@ -293,7 +299,15 @@ def _sweep(bench: dict[str, Any]) -> str:
         f"{bench['batches']} batches of {bench['batch']} prompts, {_machine(bench)}.",
         "",
         table(
-            ["way", "set-up s", "sweep s", "plain ÷ way", "log-probability moves by", "accuracy moves by (pp)"], rows
+            [
+                "way",
+                "set-up s",
+                "sweep s",
+                "plain ÷ way",
+                "log-probability moves by",
+                "accuracy moves by (pp)",
+            ],
+            rows,
         ),
         "",
         f"- Moves are the largest against plain fp32, over prompts and over phases; its accuracies have intervals of up to "
@@ -316,7 +330,9 @@ def _pays(bench: dict[str, Any]) -> list[str]:
             lines.append(f"- {name}: no faster.")
         else:
             after = max(1, math.ceil((found["setup"] - plain["setup"]) / saved))
-            lines.append(f"- {name}: saves {saved:.3g} s a sweep; has paid for its set-up after {after} sweeps.")
+            lines.append(
+                f"- {name}: saves {saved:.3g} s a sweep; has paid for its set-up after {after} sweeps."
+            )
     return lines
 
 

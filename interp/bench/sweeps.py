@@ -113,7 +113,9 @@ def bench_sweep(
             entry["seconds"].append(timing["seconds"])
         logprob, correct = _scores(logits, prompts, batches)
         plain = logprob if plain is None else plain
-        entry["accuracy"] = (by_phase(fold(correct, task.modulus), stride) / (len(correct) // stride)).tolist()
+        entry["accuracy"] = (
+            by_phase(fold(correct, task.modulus), stride) / (len(correct) // stride)
+        ).tolist()
         entry["max_difference"] = float(np.abs(logprob - plain).max())
         found[way] = entry
         if way == "plain fp32":
