@@ -101,10 +101,25 @@ def _origin(name: str, info: dict[str, Any], listed: dict[str, str]) -> list[str
     if others and (first := listed.setdefault(repr(seeds), name)) != name:
         lines.append(f"  - {len(seeds)} seeds were trained: listed under `{first}`")
     else:
+        lines += _family(seeds)
         lines += [f"  - seed {run['seed']}: `{run['command']}`" + _numbers(run) for run in others]
     for run in info.get("other_runs", []):
         lines.append(f"  - not shipped: `{run['command']}` ({run.get('note', '')})" + _numbers(run))
     return lines
+
+
+def _family(seeds: Sequence[dict[str, Any]]) -> list[str]:
+    """How often the gap came, where enough seeds were trained to say so."""
+    found = [run["accuracy_by_phase"] for run in seeds if run.get("accuracy_by_phase")]
+    if len(found) < 10:
+        return []
+    wide = sum(max(one) - min(one) >= 50 for one in found)
+    boundary = sum(min(one) == one[-1] for one in found if max(one) - min(one) >= 50)
+    closed = sum(one[-1] >= 85 for one in found)
+    return [
+        f"  - of {len(found)} seeds {wide} have a gap of 50 pp or more, {boundary} of these at the boundary phase; {closed} retrieve "
+        "the boundary phase in 85% of prompts or more"
+    ]
 
 
 def _numbers(run: dict[str, Any]) -> str:
