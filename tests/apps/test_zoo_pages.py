@@ -16,7 +16,10 @@ def fine(app) -> list[str]:
     return [info.value for info in app.info]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("hfv4-mix", marks=pytest.mark.slow), *(name for name in SHAPES if name != "hfv4-mix")],
+)
 def test_the_compressor_opens_or_says_that_there_is_none(name, tmp_path, open_page):
     notes = fine(open_page(tmp_path, "compressor", model=f"zoo:{name}"))
     if name == "full-4kv":

@@ -192,6 +192,7 @@ def test_sizes_are_shown():
     assert [show_bytes(n) for n in (12, 1536, 5 << 20, 3 << 30)] == ["12 B", "1.5 KiB", "5 MiB", "3 GiB"]
 
 
+@pytest.mark.slow
 def test_processes_run_interleaved_and_their_answers_are_compared():
     said: list[str] = []
     case = Case("tiny", 24, 24, loop_units=1)
