@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 import torch
 import xarray as xr
-from scipy import stats as scipy_stats
 from torch import Tensor
 
 from hooks.errors import PhaselensError, SiteError
@@ -151,7 +151,7 @@ def rank_agreement(
         x, y = a[:, rows].mean(1).ravel(), b[:, rows].mean(1).ravel()
         if np.ptp(x) == 0 or np.ptp(y) == 0:
             return float("nan")
-        return float(np.corrcoef(scipy_stats.rankdata(x), scipy_stats.rankdata(y))[0, 1])
+        return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])
 
     prompts = a.shape[1]
     if prompts < stats.MIN_BOOTSTRAP_PROMPTS:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 import xarray as xr
 from jaxtyping import Float
-from scipy import stats as scipy_stats
 
 from hooks.errors import SiteError, StatisticsError
 from interp import stats
@@ -71,7 +71,7 @@ def paired_statistics(
         spread = by.std(axis=1, ddof=1) / np.sqrt(prompts)
         mean = by.mean(axis=1)
         t = np.divide(mean, spread, out=np.where(mean == 0, 0.0, np.inf), where=spread > 0)
-        q = stats.benjamini_hochberg(2 * scipy_stats.t.sf(np.abs(t), prompts - 1))
+        q = stats.benjamini_hochberg(2 * scipy.stats.t.sf(np.abs(t), prompts - 1))
     axes = ("unit", "phase")
     found = {"": by.mean(axis=1), "_low": low, "_high": high, "_p": p, "_q": q}
     return {f"{name}{end}": (axes, values) for end, values in found.items()}

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from scipy import stats as scipy_stats
 
 from hooks.errors import StatisticsError
 from interp.rng import numpy_rng
@@ -59,7 +59,7 @@ def wilson(correct: ArrayLike, n: ArrayLike, level: float = 0.95) -> Bounds:
     bounds = np.full((2, *counts.shape), np.nan)
     for cell in np.ndindex(counts.shape):
         if trials[cell]:
-            test = scipy_stats.binomtest(int(counts[cell]), int(trials[cell]))
+            test = scipy.stats.binomtest(int(counts[cell]), int(trials[cell]))
             bounds[(slice(None), *cell)] = test.proportion_ci(confidence_level=level, method="wilson")
     return bounds[0], bounds[1]
 
@@ -119,14 +119,14 @@ def bca(
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # scipy warns where it returns NaN, which is the answer wanted
-        result = scipy_stats.bootstrap(
+        result = scipy.stats.bootstrap(
             (np.arange(len(array)),),
             of_prompts,
             n_resamples=n_resamples,
             batch=max(1, _CHUNK // array.size),
             vectorized=True,
             axis=-1,
-            confidence_level=float(2 * scipy_stats.norm.cdf(_widened(len(array), level)) - 1),
+            confidence_level=float(2 * scipy.stats.norm.cdf(_widened(len(array), level)) - 1),
             method="BCa",
             rng=numpy_rng(seed, "bca"),
         )
@@ -219,7 +219,7 @@ def family_interval(
         sample = array[models, prompts].reshape(size * n_seeds, *array.shape[1:])
         per_model = np.asarray(reduce(sample), dtype=float)
         drawn[start : start + size] = per_model.reshape(size, n_seeds, *observed.shape).mean(axis=1)
-    widened = _widened(n_seeds, level) / scipy_stats.norm.ppf((1 + level) / 2)
+    widened = _widened(n_seeds, level) / scipy.stats.norm.ppf((1 + level) / 2)
     drawn = observed + (drawn - observed) * widened
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     spread = np.ptp(drawn, axis=0) > 1e-12 * (1 + np.abs(observed))
@@ -232,7 +232,7 @@ def _mean_over_prompts(sample: np.ndarray) -> np.ndarray:
 
 def _widened(n: int, level: float) -> float:
     """Return √(n/(n−1))·t, the quantile to use in place of z for a bootstrap of n values."""
-    return float(np.sqrt(n / (n - 1)) * scipy_stats.t.ppf((1 + level) / 2, n - 1))
+    return float(np.sqrt(n / (n - 1)) * scipy.stats.t.ppf((1 + level) / 2, n - 1))
 
 
 def _check_level(level: float) -> None:

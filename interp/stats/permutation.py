@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
-from scipy import stats as scipy_stats
 
 from hooks.errors import StatisticsError
 from interp.rng import numpy_rng
@@ -234,7 +234,7 @@ def benjamini_hochberg(p: ArrayLike) -> Float[np.ndarray, "*shape"]:
         raise StatisticsError("a p-value outside 0 … 1 was given; valid: 0 to 1, NaN where undefined")
     adjusted = np.full(array.shape, np.nan)
     if known.any():
-        adjusted[known] = scipy_stats.false_discovery_control(array[known], method="bh")
+        adjusted[known] = scipy.stats.false_discovery_control(array[known], method="bh")
     return adjusted
 
 
