@@ -104,10 +104,11 @@ def load(name_or_path: str | os.PathLike[str], device: str | torch.device = "cpu
     CheckpointError
         If there is no such model, or its files are truncated, foreign or do not fit each other.
     ConfigError
-        For an unknown or missing configuration key.
+        For an unknown or missing configuration key, or a device that is not there.
     ModelCheckError
         If the loaded model fails its own checks, e.g. NaN in the weights.
     """
+    _require_device(device)
     folder = Path(name_or_path)
     if str(name_or_path) in zoo():
         folder = ZOO / str(name_or_path)
@@ -152,6 +153,16 @@ def from_pretrained(
     return load(folder, device)
 
 
+def _require_device(device: Any) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        valid = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ConfigError(f"device {str(device)!r} is not there; valid: {', '.join(valid)}") from error
+
+
 def _load_own(folder: Path, description: dict[str, Any], device: Any) -> CompressedTransformer:
     import torch
 
@@ -171,8 +182,14 @@ def _load_own(folder: Path, description: dict[str, Any], device: Any) -> Compres
         )
     if not isinstance(description["config"], dict):
         raise ConfigError(f"'config' in {str(folder / CONFIG)!r} is not a table of fields")
-    cfg = ModelConfig.from_dict(description["config"])
+    cfg = ModelConfig.from_dict(description["config"], complete=True)
+    for key, kind in (("name", str), ("task", dict | None)):
+        if not isinstance(description[key], kind):
+            raise ConfigError(
+                f"{key!r} in {str(folder / CONFIG)!r} is {description[key]!r}; valid: what save() wrote"
+            )
     weights = _read_weights(folder / WEIGHTS)
+    _require_fit(cfg, weights)
     from hooks.transformer import CompressedTransformer
 
     model = CompressedTransformer(
@@ -180,6 +197,33 @@ def _load_own(folder: Path, description: dict[str, Any], device: Any) -> Compres
     )
     model.name, model.task = description["name"], description["task"]
     return model.to(device).eval()
+
+
+def _require_fit(cfg: ModelConfig, weights: dict[str, Any]) -> None:
+    """Compare two large sizes before anything of the configuration's size is allocated, and look at the types.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the tensor that does not fit.
+    """
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"weight {name!r} has type {tensor.dtype}; valid: floating point")
+    shapes = {"W_E": [cfg.d_vocab, cfg.d_model], "W_U": [cfg.d_model, cfg.d_vocab]}
+    for index in range(cfg.n_layers):
+        layer, maps = cfg.layer(index), f"blocks.{index}.attn.compressor.key.W_payload"
+        if maps in weights and layer.payload == "per_offset":
+            shapes[maps] = [layer.window, cfg.d_model, cfg.n_kv_heads, cfg.d_head]
+        if f"blocks.{index}.mlp.W_in" in weights:
+            shapes[f"blocks.{index}.mlp.W_in"] = [cfg.d_model, cfg.d_mlp]
+    for name, shape in shapes.items():
+        if name in weights and list(weights[name].shape) != shape:
+            raise CheckpointError(
+                f"weight {name!r} has shape {list(weights[name].shape)}, the configuration needs {shape}"
+            )
+    if f"blocks.{cfg.n_layers}.attn.W_Q" in weights or f"blocks.{cfg.n_layers - 1}.attn.W_Q" not in weights:
+        raise CheckpointError(f"the weights are not of {cfg.n_layers} layers, which the configuration has")
 
 
 def _load_deepseek(folder: Path, device: Any) -> Any:

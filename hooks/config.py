@@ -279,8 +279,15 @@ class ModelConfig:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
+    def from_dict(cls, values: Mapping[str, Any], *, complete: bool = False) -> ModelConfig:
         """Build a configuration from JSON values.
+
+        Parameters
+        ----------
+        values : mapping
+            Fields by name.
+        complete : bool
+            Every field must be there, as in a saved file, where a default would be a guess.
 
         Raises
         ------
@@ -293,7 +300,9 @@ class ModelConfig:
             raise ConfigError(
                 f"unknown configuration key {unknown[0]!r}; {did_you_mean(unknown[0], fields, 30)}"
             )
-        required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+        required = [
+            name for name, field in fields.items() if complete or field.default is dataclasses.MISSING
+        ]
         missing = [name for name in required if name not in values]
         if missing:
             raise ConfigError(f"configuration key {missing[0]!r} is missing; required: {', '.join(required)}")

@@ -30,6 +30,8 @@ def cycle_gates(model: Any, shift: int) -> Any:
     SiteError
         If the model has no gates of its own per offset, or windows that overlap.
     """
+    if isinstance(shift, bool) or not isinstance(shift, int):
+        raise SiteError(f"shift={shift!r}; valid: a whole number of offsets")
     own = hasattr(model.cfg, "layer")  # a model of ours; others keep no gate weights by offset
     layers = [
         i

@@ -45,10 +45,18 @@ class StrictHooks(HookedRootModule):
         """
         fired: set[str] = set()
         forward = [(name, _noting(fn, name, fired)) for name, fn in self._named(fwd_hooks)]
-        with super().hooks(fwd_hooks=forward, bwd_hooks=self._named(bwd_hooks), **kwargs):  # type: ignore[arg-type]
+        back: set[str] = set()
+        backward = [(name, _noting(fn, name, back)) for name, fn in self._named(bwd_hooks)]
+        with super().hooks(fwd_hooks=forward, bwd_hooks=backward, **kwargs):  # type: ignore[arg-type]
             yield self
         if not must_fire:
             return
+        missed = [name for name, _ in backward if name not in back]
+        if missed and kwargs.get("reset_hooks_end", True):
+            raise SiteError(
+                f"the backward hook at {missed[0]!r} never fired: run backward() before hooks() ends, which "
+                "run_with_hooks cannot do"
+            )
         missed = [name for name, _ in forward if name not in fired]
         if missed:
             raise SiteError(
@@ -56,17 +64,33 @@ class StrictHooks(HookedRootModule):
                 f"fired: {', '.join(sorted(fired)) or 'none'}"
             )
 
+    def add_hook(self, name: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Add a hook that stays until ``reset_hooks()``; its name, or one that its filter takes, must exist.
+
+        Raises
+        ------
+        SiteError
+            For a hook that does not exist.
+        """
+        self._named([(name, hook)])
+        super().add_hook(name, hook, *args, **kwargs)
+
     def run_with_hooks(
-        self, tokens: Any, fwd_hooks: Hooks = (), bwd_hooks: Hooks = (), **kwargs: Any
+        self,
+        tokens: Any,
+        fwd_hooks: Hooks = (),
+        bwd_hooks: Hooks = (),
+        reset_hooks_end: bool = True,
+        **kwargs: Any,
     ) -> Tensor:
-        """Run once under temporary hooks.
+        """Run once under hooks, which are taken off again unless `reset_hooks_end` is False.
 
         Raises
         ------
         SiteError
             For a hook that does not exist or never fires.
         """
-        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
+        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks, reset_hooks_end=reset_hooks_end):
             return self(tokens, **kwargs)
 
     def run_with_cache(
@@ -75,6 +99,10 @@ class StrictHooks(HookedRootModule):
         names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
         *,
         positions: int | slice | None = None,
+        pos_slice: int | slice | None = None,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Run once and copy the chosen activations as they are when their hook has fired.
@@ -87,12 +115,25 @@ class StrictHooks(HookedRootModule):
             Which sites, all of which must fire; None keeps whatever fires. Nothing else is retained.
         positions : int, slice or None
             Keep only these along the ``pos`` axis (sites without one are kept whole).
+        pos_slice
+            TransformerLens's name for `positions`.
+        device : torch.device or str, optional
+            Where the copies are kept.
+        remove_batch_dim : bool
+            Drop the batch axis of the copies; for one prompt.
+        incl_bwd : bool
+            Refused: gradients come from a backward hook in ``hooks(bwd_hooks=...)``.
 
         Returns
         -------
         logits, activations : Tensor, dict of Tensor
             Detached copies, which later edits in place do not reach.
         """
+        if incl_bwd:
+            raise PhaselensError("incl_bwd=True: valid: False; read gradients in hooks(bwd_hooks=...)")
+        if remove_batch_dim and len(torch.as_tensor(tokens)) != 1:
+            raise PhaselensError("remove_batch_dim=True needs a batch of one prompt")
+        positions = pos_slice if positions is None else positions
         kept: dict[str, Tensor] = {}
 
         def keep(tensor: Tensor, hook: HookPoint) -> None:
@@ -100,7 +141,8 @@ class StrictHooks(HookedRootModule):
             if "pos" in axes:
                 where = slice(positions, positions + 1 or None) if isinstance(positions, int) else positions
                 tensor = tensor[(slice(None),) * axes.index("pos") + (where,)]
-            kept[str(hook.name)] = tensor.detach().clone()
+            tensor = tensor[0] if remove_batch_dim else tensor
+            kept[str(hook.name)] = tensor.detach().to(device or tensor.device, copy=True)
 
         wanted = [(name, keep) for name in self._filtered(names_filter)]
         with self.hooks(fwd_hooks=wanted, must_fire=names_filter is not None):

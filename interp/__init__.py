@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from interp.reading import value_path as value_path
     from interp.specialization import specialization as specialization
     from interp.sweep import phase_sweep as phase_sweep
+    from interp.tasks import CompletionTask as CompletionTask
+    from interp.tasks import NeedleTask as NeedleTask
     from interp.tasks import Prompts as Prompts
     from interp.tasks import RecallTask as RecallTask
 
 _HOME = {
+    "CompletionTask": "tasks",
+    "NeedleTask": "tasks",
     "Prompts": "tasks",
     "RecallTask": "tasks",
     "attribution": "attribution",

@@ -55,7 +55,7 @@ def takes_over(
     """
     task = task or RecallTask.for_model(model)
     options: dict[str, Any] = {
-        "unit": unit, "replace": replace, "n": n or 8 * task.modulus, "seed": seed, "memory": memory,
+        "unit": unit, "replace": replace, "n": 8 * task.modulus if n is None else n, "seed": seed, "memory": memory,
         "progress": progress,
     }  # fmt: skip
     alone = knockout(model, task, **options)

@@ -45,6 +45,9 @@ Count = Annotated[
     int | None, Parameter(validator=_positive, help="Prompts, a multiple of the residue count.")
 ]
 Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
+Only = Annotated[
+    list[str] | None, Parameter(help="Labels of the units to change, e.g. 0.1; repeatable; all if left out.")
+]
 Memory = Annotated[
     str, Parameter(help="Most memory for activations at a time, e.g. 512MiB; decides the batches.")
 ]
@@ -154,6 +157,7 @@ def knockout(
     at: Annotated[
         Literal["final", "all"], Parameter(help="At the final position only, or at all.")
     ] = "final",
+    only: Only = None,
     n: Count = None,
     controls: Controls = False,
     seed: Seed = 0,
@@ -177,7 +181,9 @@ def knockout(
         hooked, task = cli_run.prepare(model, device=device, padding=padding)
 
         def measure(other: Any) -> Any:
-            return knock(other, task, unit=unit, replace=replace, at=at, n=n, seed=seed, memory=budget)
+            return knock(
+                other, task, unit=unit, replace=replace, at=at, only=only, n=n, seed=seed, memory=budget
+            )
 
         effects = measure(hooked)
         stride = int(effects.attrs["stride"])
@@ -207,6 +213,7 @@ def patch(
     site: Annotated[
         str | None, Parameter(help="Another site of every layer, e.g. attn.indexer.hook_picks.")
     ] = None,
+    only: Only = None,
     n: Count = None,
     controls: Controls = False,
     seed: Seed = 0,
@@ -237,6 +244,7 @@ def patch(
                 direction=direction,
                 unit=unit,
                 site=site,
+                only=only,
                 n=n,
                 seed=seed,
                 memory=budget,
@@ -414,6 +422,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(usage_line(error, app))
     except PhaselensError as error:
         return _fail(str(error))
+    except MemoryError:
+        return _fail(
+            "not enough memory for so much at once; ask for fewer prompts, or give a smaller --memory"
+        )
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the interpreter from flushing into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

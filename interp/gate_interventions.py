@@ -81,6 +81,11 @@ def cycling(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task)
+    for shift in shifts:
+        if shift % step == 0:
+            raise SiteError(
+                f"cycling by {shift} moves no gate at stride {step}; valid: what {step} does not divide"
+            )
     options: dict[str, Any] = dict(n_per_residue=n_per_residue, seed=seed, memory=memory, progress=progress)
     moved = [cycle_gates(model, shift) for shift in shifts]  # refuses before anything runs
     clean = phase_sweep(model, task, **options)
@@ -194,7 +199,9 @@ def _mean_gates(
     progress: bool | None,
 ) -> dict[str, Tensor]:  # fmt: skip
     """E[α] [offset, kv_head, channel] over windows without clipped slots."""
-    prompts = sample_blocks(task, n or MEAN_BLOCKS * task.modulus, derive_seed(seed, "gate mean"))
+    prompts = sample_blocks(
+        task, MEAN_BLOCKS * task.modulus if n is None else n, derive_seed(seed, "gate mean")
+    )
     total: dict[str, Tensor] = {}
     count: dict[str, int] = dict.fromkeys(names, 0)
     for _, kept in engine.activations(model, prompts, names, at="all", memory=memory, progress=progress):
@@ -319,5 +326,5 @@ def _similarity(
     if prompts >= stats.MIN_BOOTSTRAP_PROMPTS:
         drawn = np.stack([correlate(rng.integers(prompts, size=prompts)) for _ in range(n_resamples)])
         with np.errstate(all="ignore"):
-            bounds = np.quantile(np.nan_to_num(drawn), [0.025, 0.975], axis=0)
+            bounds = np.quantile(drawn, [0.025, 0.975], axis=0)  # NaN where a resample has no correlation
     return np.where(specialised, np.stack([value, *bounds]), np.nan)

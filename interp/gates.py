@@ -84,7 +84,7 @@ def gate_profile(
     }
     if not sites:
         raise SiteError(f"model {model.name!r} has no gates: none of its layers is chunked")
-    prompts = sample_blocks(task, n or BLOCKS * task.modulus, seed)
+    prompts = sample_blocks(task, BLOCKS * task.modulus if n is None else n, seed)
     sums = {name: _Sums(layers[layer]) for name, (layer, _) in sites.items()}
     stream = engine.activations(
         model, prompts, list(sites), at="all", memory=memory, progress=progress, label="gates"
@@ -126,8 +126,8 @@ class _Sums:
         return _entropy(self.mean(), 0).mean(-1).exp()
 
     def per_window(self) -> Tensor:
-        """E[exp H(α)] by KV head."""
-        return self.effective / max(self.count, 1)
+        """E[exp H(α)] by KV head; NaN without an entry."""
+        return self.effective / self.count if self.count else self.effective * torch.nan
 
 
 def _entropy(gate: Tensor, axis: int) -> Tensor:

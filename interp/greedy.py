@@ -16,7 +16,7 @@ from interp.phases import measured_stride, sample_blocks
 from interp.replacement import Replace, ValueAt, calibrate
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
-from interp.units import Unit, select_units, union, units
+from interp.units import Unit, select_units, union, units, where
 
 __all__ = ["smallest_set", "together"]
 
@@ -85,13 +85,14 @@ def smallest_set(
         raise PhaselensError(f"phase={phase} does not exist at stride {step}; valid: 0 to {step - 1}")
     if not 0 < below <= 100:
         raise PhaselensError(f"below={below} is not a percentage; valid: above 0, up to 100")
-    prompts = sample_blocks(task, n or DEFAULT_PER_RESIDUE * task.modulus, seed)
+    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
     prompts = prompts.select(prompts.residue % step == phase)
     blocks = int(prompts.prompt_id.max()) + 1
     if blocks < 2:
         raise StatisticsError("1 base prompt cannot be split to discover and confirm; valid: 2 or more")
     discover, _ = stats.discover_confirm(blocks, seed=seed)
     chosen = select_units(units(model, unit, prompts), only)
+    at = where(chosen, at)
     names = [name for one in chosen if one.replaced for name in one.sites]
     value_at = None
     if names:

@@ -15,7 +15,7 @@ from interp.phases import by_phase, fold, measured_stride, sample_blocks
 from interp.replacement import Replace, calibrate
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
-from interp.units import Unit, select_units, union, units
+from interp.units import Unit, select_units, union, units, where
 
 __all__ = ["effects", "knockout"]
 
@@ -86,10 +86,11 @@ def knockout(
     if at not in ("final", "all"):
         raise PhaselensError(f"at={at!r}; valid: final, all")
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, n or DEFAULT_PER_RESIDUE * task.modulus, seed)
+    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
     chosen = select_units(units(model, unit, prompts), only)
     if sets is not None:
         chosen = [union(select_units(chosen, labels)) for labels in sets]
+    at = where(chosen, at)
     names = [name for one in chosen if one.replaced for name in one.sites]
     value_at = None
     if names:

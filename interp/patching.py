@@ -13,7 +13,7 @@ from torch import Tensor
 from hooks.errors import PhaselensError, SiteError, StatisticsError, did_you_mean
 from hooks.sites import SITE_AXES, HookedModel
 from hooks.sites import site as parse_site
-from interp import engine, results
+from interp import engine, results, stats
 from interp.controls import paired_statistics
 from interp.engine import At, Rows, Variant, answer_metrics
 from interp.phases import by_phase, fold, measured_stride
@@ -112,7 +112,9 @@ def patch(
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
     _check(pairs, shift, direction, unit, step)
-    blocks = -(-(n or 32 * task.modulus) // task.modulus)
+    if n is not None and n < 1:
+        raise StatisticsError(f"n={n} prompts; valid: 1 or more, {task.modulus} for one at every residue")
+    blocks = 32 if n is None else -(-n // task.modulus)
     base, source = task.sample_pairs(blocks * task.modulus, seed=seed, kind=pairs, shift=shift)
     if direction == "denoising":
         base, source = source, base
@@ -313,7 +315,9 @@ def _dataset(
     count = logprob.shape[1] * logprob.shape[2] // stride
     whole = by_phase(ends["logit_difference"] - difference[0], stride) / count
     moved = by_phase(difference[1:] - difference[0], stride) / count
-    known = np.abs(whole) >= MIN_DIFFERENCE
+    spread = stats.phase_means(ends["logit_difference"] - difference[0], stride).std(axis=0, ddof=1)
+    noise = 2 * spread / np.sqrt(logprob.shape[1])  # a ratio over what may as well be 0 means nothing
+    known = (np.abs(whole) >= MIN_DIFFERENCE) & (np.abs(whole) > noise)
     normalised = np.divide(moved, whole, out=np.full(moved.shape, np.nan), where=known)
     correct = by_phase(tables["correct"].astype(float), stride) / count
     axes, cells = ("unit", "prompt", "residue"), ("unit", "phase")

@@ -43,14 +43,28 @@ def measured_stride(model: HookedModel, task: Task, stride: int | None = None) -
                 f"stride={stride} does not divide modulus={modulus}; valid: {', '.join(map(str, valid))}"
             )
         return stride
-    found = [s for s in model_strides(model) if modulus % s == 0]
+    strides = model_strides(model)
+    found = [s for s in strides if modulus % s == 0]
     if found:
         return math.lcm(*found)
+    if strides:
+        raise StatisticsError(
+            f"no stride of the model ({', '.join(map(str, strides))}) divides modulus={modulus}; make the task with "
+            "RecallTask.for_model(model), or give the stride to count phases by"
+        )
     return max(d for d in range(1, PLACEBO_STRIDE + 1) if modulus % d == 0)
 
 
 def sample_blocks(task: Task, n: int, seed: int) -> Prompts:
-    """Whole blocks of R prompts, at least `n` of them."""
+    """Whole blocks of R prompts, at least `n` of them.
+
+    Raises
+    ------
+    StatisticsError
+        For no prompt at all.
+    """
+    if n < 1:
+        raise StatisticsError(f"n={n} prompts; valid: 1 or more, {task.modulus} for one at every residue")
     return task.sample(-(-n // task.modulus) * task.modulus, seed=seed)
 
 

@@ -136,6 +136,8 @@ def _dataset(
             "gap_residue_pp": 100 * float(np.ptp(accuracy)),
             "null_gap_pp": 100 * stats.null_gap(by_prompt, stride, seed=seed),
             "worst_phase": int(accuracy.argmin()),
+            "period": 0,  # the target's phase is fixed: there is no position to find one in
+            "period_p": float("nan"),
             **_shares(correct, stride, seed),
         },
     )

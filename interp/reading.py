@@ -56,7 +56,7 @@ def reading(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, n or DEFAULT_PER_RESIDUE * task.modulus, seed)
+    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
     names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
     parts: list[Tensor] = []
     for chunk, kept in engine.activations(

@@ -70,6 +70,8 @@ def phase_sweep(
         raise StatisticsError(
             f"n_per_residue={n_per_residue}; valid: 1 or more, 64 for an interval worth showing"
         )
+    if axis not in ("target", "query"):
+        raise StatisticsError(f"axis={axis!r}; valid: target, query")
     if axis == "query":
         from interp.query_phase import query_sweep
 

@@ -246,17 +246,17 @@ def train(
     if start_from is not None:
         plan = dataclasses.replace(plan, lr=plan.lr / 2, warmup=50, records_share=0.0)
     place = _device(device)
-    folder = require_writable(out)
-    state = require_writable(folder / "state")
-    if not resume:
-        for path in state.iterdir():
-            path.unlink()
     from hooks.build import build
     from hooks.checkpoint import load, save
 
     model = build(name, seed=seed)
     if start_from is not None:
         _take_weights(model, load(start_from), str(start_from))
+    folder = require_writable(out)
+    state = require_writable(folder / "state")
+    if not resume:
+        for path in state.iterdir():
+            path.unlink()
     model.name, model.task = name if seed == 0 else f"{name}-seed{seed}", plan.task.describe()
     began, curve = time.monotonic(), []
     for step, loss, accuracy in fit(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hooks.errors import PhaselensError, SiteError, did_you_mean
-from hooks.sites import HookedModel
-from interp.engine import Edit, Rows
+from hooks.sites import HookedModel, site
+from interp.engine import At, Edit, Rows
 from interp.replacement import ValueAt
 from interp.tasks.prompts import Prompts
 
@@ -85,8 +85,20 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
     sites = set(model.site_names())
     found = [unit for unit in found if sites.issuperset(unit.sites)]
     if not found:
-        raise SiteError(f"model {model.name!r} has no {kind} to knock out; valid: head, layer")
+        there = [k for k in UNIT_KINDS if k != kind and _has(model, k, prompts)]
+        raise SiteError(f"model {model.name!r} has no {kind} to knock out; valid: {', '.join(there)}")
     return found
+
+
+def _has(model: HookedModel, kind: str, prompts: Prompts | None) -> bool:
+    if prompts is None and kind in _OF_PROMPTS:
+        return False
+    sites = set(model.site_names())
+    return any(
+        sites.issuperset(one.sites)
+        for layer in range(model.cfg.n_layers)
+        for one in _BUILDERS[kind](model, layer, prompts)
+    )
 
 
 def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Unit]:
@@ -99,6 +111,7 @@ def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Un
     """
     if labels is None:
         return list(found)
+    labels = [labels] if isinstance(labels, str) else labels
     by_label = {unit.label: unit for unit in found}
     for label in labels:
         if label not in by_label:
@@ -106,6 +119,12 @@ def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Un
                 f"unit {label!r} does not exist in this model; {did_you_mean(label, by_label, 40)}"
             )
     return [by_label[label] for label in labels]
+
+
+def where(chosen: Sequence[Unit], at: At) -> At:
+    """`at`; or "all" if a unit edits a site without positions, which nothing at the final position reaches."""
+    reached = all("pos" in site(name).axes for one in chosen for name in one.sites)
+    return at if reached else "all"
 
 
 def union(chosen: Sequence[Unit]) -> Unit:
@@ -276,3 +295,5 @@ _BUILDERS: dict[str, Callable[[HookedModel, int, Prompts | None], list[Unit]]] =
     "picks": _pick_units,
     "gate_offset": _gate_offset_units,
 }
+_OF_PROMPTS = {"exact_branch", "entry_branch", "target_entry", "picks"}
+"""Kinds that mask columns, which depend on the prompts."""

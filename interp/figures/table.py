@@ -14,8 +14,18 @@ from interp.figures.base import number, require, unit_order
 from interp.specialization import arcs_text
 from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE
 
-__all__ = ["effect_table", "gate_table", "report_table", "show", "sweep_table", "unit_table"]
+__all__ = [
+    "control_table",
+    "effect_table",
+    "gate_table",
+    "patch_table",
+    "report_table",
+    "show",
+    "sweep_table",
+    "unit_table",
+]
 
+_MOST_UNITS = 24
 _WIDEST_EFFECTS = 12  # phases that fit beside the units at 80 columns
 
 
@@ -78,7 +88,9 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
         lines.append(f"Gap {number(a['gap_pp'], 1)} pp (95% {between}); {null} pp if phases meant nothing.")
     if "period" in a:
         period = str(int(a["period"])) if a["period"] else "none"
-        lines.append(f"Period found in the data: {period} (p {_p(float(a.get('period_p', np.nan)))}).")
+        weak = a["period"] and a.get("gap_pp", np.inf) <= a.get("null_gap_pp", 0.0) + 3
+        doubt = " in log-probability; the gap itself is hardly more than chance gives" if weak else ""
+        lines.append(f"Period found in the data: {period} (p {_p(float(a.get('period_p', np.nan)))}){doubt}.")
     title = f"Accuracy by phase{_of(sweep)}"
     defined = np.isfinite([accuracy, low, high]).all()
     return _titled(title, table, lines, undefined="" if defined else "all answers agree, or too few prompts")
@@ -194,6 +206,59 @@ def gate_table(gates: xr.Dataset) -> RenderableType:
     return _titled(f"Effective number of offsets{window}{_of(gates)}", table, undefined=why)
 
 
+def patch_table(patched: xr.Dataset) -> RenderableType:
+    """Change of the answer's log-probability by unit and phase; units with no change that counts are left out."""
+    require(patched, ["effect_logprob"], kind="patch")
+    effect = patched["effect_logprob"].transpose("unit", "phase").values.astype(float)
+    p = (
+        patched["effect_logprob_p"].transpose("unit", "phase").values
+        if "effect_logprob_p" in patched
+        else None
+    )
+    labels = [str(u) for u in patched["unit"].values]
+    wide = effect.shape[1] <= _WIDEST_EFFECTS
+    table = _table(["unit", *map(str, range(effect.shape[1]))] if wide else ["unit", "largest change"])
+    shown = [i for i in range(len(labels)) if p is None or (p[i] < SIGNIFICANCE).any()]
+    shown.sort(key=lambda i: -np.nanmax(np.abs(effect[i]), initial=0))
+    for i in shown[:_MOST_UNITS]:
+        marks = [
+            "*" if p is not None and cell < SIGNIFICANCE else ""
+            for cell in (p[i] if p is not None else effect[i])
+        ]
+        if wide:
+            table.add_row(labels[i], *(number(v, 2) + m for v, m in zip(effect[i], marks, strict=True)))
+        else:
+            at = int(np.nanargmax(np.abs(effect[i])))
+            table.add_row(labels[i], f"{number(effect[i, at], 2)} at {at}")
+    lines = [f"* p < {SIGNIFICANCE} after correction for units and phases."] if p is not None else []
+    if len(shown) < len(labels):
+        lines.append(f"{len(labels) - len(shown)} of {len(labels)} units change nothing significantly.")
+    if len(shown) > _MOST_UNITS:
+        lines.append(
+            f"The {_MOST_UNITS} strongest of {len(shown)} are shown; the others are in the saved result."
+        )
+    return _titled(f"Change of log p(answer) by patching one unit, nats by phase{_of(patched)}", table, lines)
+
+
+def control_table(controls: xr.Dataset) -> RenderableType:
+    """How far effects spread over phases, at the model's stride and where no spread can mean anything."""
+    table = _table(["control", "largest spread (nats)", "bar", "units above"])
+    for name in controls["control"].values:
+        one = controls.sel(control=name)
+        above = [str(u) for u, over in zip(one["unit"].values, one["exceeds"].values, strict=True) if over]
+        listed = ", ".join(above[:6]) + (f" and {len(above) - 6} more" if len(above) > 6 else "")
+        table.add_row(
+            str(name),
+            number(float(one["spread"].max()), 3),
+            number(float(one["null_spread"].max()), 3),
+            listed or "none",
+        )
+    lines = ["Bar: 95% of permutations of phases within prompts stay below it, over all units at once."]
+    if not any(str(name).startswith("placebo") for name in controls["control"].values):
+        lines.append("No placebo stride: none that divides R is independent of the model's stride.")
+    return _titled(f"Controls{_of(controls)}", table, lines)
+
+
 # ---- parts -------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +273,10 @@ def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
         return effect_table(dataset)
     if {"profile_key", "static_key", "per_window_key"} <= there:
         return gate_table(dataset)
+    if {"spread", "null_spread", "exceeds"} <= there:
+        return control_table(dataset)
+    if {"effect_logprob", "normalised", "difference"} <= there:
+        return patch_table(dataset)
     table = _table(["variable", "dims", "mean", "lowest", "highest"])
     for variable in dataset.data_vars.values():
         sizes = " × ".join(f"{d} {n}" for d, n in variable.sizes.items()) or "scalar"

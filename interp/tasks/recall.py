@@ -123,7 +123,7 @@ class RecallTask:
             If the model's vocabulary belongs to no known settings, or no modulus fits its context.
         """
         d_vocab = int(model.cfg.d_vocab)
-        task = cls.for_vocab(d_vocab) if model.task is None else cls.from_dict(model.task)
+        task = cls.for_vocab(d_vocab) if model.task is None else cls.from_dict(model.task, complete=True)
         if task.d_vocab != d_vocab:
             raise TaskError(
                 f"the task has {task.d_vocab} token ids, model {model.name!r} has d_vocab={d_vocab}; "
@@ -152,14 +152,18 @@ class RecallTask:
         return cls(**{**_BY_VOCAB[d_vocab], **changes})
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> RecallTask:
-        """Inverse of :meth:`describe`.
+    def from_dict(cls, settings: Mapping[str, Any], *, complete: bool = False) -> RecallTask:
+        """Inverse of :meth:`describe`; `complete` refuses settings that lack one, where a default would be a guess.
 
         Raises
         ------
         TaskError
             For another task's settings or an unknown key, by name.
         """
+        if not isinstance(settings, Mapping):
+            raise TaskError(
+                f"task {settings!r} is no table of settings; valid: what RecallTask.describe() gives"
+            )
         values = dict(settings)
         kind = values.pop("task", "recall")
         if kind != "recall":
@@ -168,6 +172,9 @@ class RecallTask:
         for key in values:
             if key not in names:
                 raise TaskError(f"unknown recall setting {key!r}; {did_you_mean(key, names)}")
+        lacking = [name for name in names if complete and name not in values]
+        if lacking:
+            raise TaskError(f"the stored task lacks {lacking[0]!r}; required: {', '.join(names)}")
         return cls(**values)
 
     def describe(self) -> dict[str, Any]:
@@ -399,6 +406,10 @@ class RecallTask:
         return np.concatenate([context, np.tile(tail, (len(targets), 1))], 1), int(values[rank])
 
 
+MOST_RESIDUES = 48
+"""Largest R, as of :func:`hooks.geometry.common_residue_modulus`."""
+
+
 def _strides(model: Any) -> list[int]:
     geometries = [model.geometry(layer) for layer in range(model.cfg.n_layers)]
     return sorted({geometry.stride for geometry in geometries if geometry is not None})
@@ -407,8 +418,11 @@ def _strides(model: Any) -> list[int]:
 def _feasible_modulus(task: RecallTask, strides: list[int]) -> int:
     """Return the shared modulus, or its largest divisor that fits and is a multiple of the strides in it."""
     wanted = common_residue_modulus(strides)
-    unit = math.lcm(*[stride for stride in strides if wanted % stride == 0])
     longest = min((task.context + 1) // 3, task.context - 2 * task.n_records)
+    if strides and not any(wanted % stride == 0 for stride in strides):
+        # None shares the axis: a sweep of its own, at as many cycles of the smallest stride as fit.
+        wanted = strides[0] * max(1, min(longest, MOST_RESIDUES) // strides[0])
+    unit = math.lcm(*[stride for stride in strides if wanted % stride == 0])
     for modulus in range(wanted, 0, -unit):
         if wanted % modulus == 0 and modulus <= longest:
             return modulus
