@@ -114,11 +114,12 @@ class Loaded:
         model, task = _model_and_task(case)
         prompts = sample_blocks(task, case.n, case.seed)
         calibration = sample_blocks(task, case.n_calibration, derive_seed(case.seed, "calibration"))
-        here = [
-            replace(p, tokens=p.tokens.to(model.device), answer=p.answer.to(model.device))
-            for p in (prompts, calibration)
-        ]
-        return cls(case, model, task, *here, units(model, case.unit, prompts))
+
+        def here(drawn: Prompts) -> Prompts:
+            return replace(drawn, tokens=drawn.tokens.to(model.device), answer=drawn.answer.to(model.device))
+
+        found = units(model, case.unit, prompts)
+        return cls(case, model, task, here(prompts), here(calibration), found)
 
     def smaller(self) -> Loaded:
         """The same with one block of prompts and one unit a loop, to warm up on."""

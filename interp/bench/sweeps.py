@@ -90,7 +90,8 @@ def bench_sweep(
     model = load(name, device=device)
     task = RecallTask.for_model(model)
     prompts = task.sample(n_per_residue * task.modulus, seed=seed)
-    batches = chunks(model, *prompts.tokens.shape, 0, memory)
+    count, length = prompts.tokens.shape
+    batches = chunks(model, count, length, 0, memory)
     place, stride = torch.device(device), max(model_strides(model))
     size = len(batches[0])
     tokens = [
@@ -100,6 +101,7 @@ def bench_sweep(
     model.train()
     found: dict[str, Any] = {}
     plain: np.ndarray | None = None
+    half_width, logits = float("nan"), []
     for way, make in _ways(model, place).items():
         start = time.perf_counter()
         with torch.no_grad():
@@ -121,7 +123,7 @@ def bench_sweep(
         if way == "plain fp32":
             low, high = stats.phase_intervals(fold(correct, task.modulus), stride, seed=seed)
             widths = (high - low)[np.isfinite(high - low)]  # none where all were right, or prompts are few
-            half_width = 50 * float(widths.max()) if widths.size else float("nan")
+            half_width = 50 * float(widths.max()) if widths.size else half_width
     base = np.array(found["plain fp32"]["accuracy"])
     for entry in found.values():
         entry["accuracy_change"] = 100 * float(np.abs(np.array(entry["accuracy"]) - base).max())

@@ -52,12 +52,12 @@ def test_the_gap_of_full_attention_is_at_most_3_pp():
 @pytest.mark.parametrize("name", hooks.zoo())
 def test_the_period_is_the_stride_wherever_there_is_a_gap(name):
     model = hooks.load(name)
-    found = set()
-    # Two samples: in 5% of them a multiple of the period passes the nested test, as it does for hfv4-mix at 10000.
+    found: list[int] = []
     for seed in (SEED, SEED + 1):
         sweep = phase_sweep(model, RecallTask.for_model(model), n_per_residue=48, seed=seed, progress=False)
-        if sweep.attrs["gap_pp"] <= sweep.attrs["null_gap_pp"] + 3:
-            return
-        found.add(sweep.attrs["period"])
-    # Layers of strides 4 and 16 are swept at 16; either may be the period.
-    assert found & set(model_strides(model))
+        if sweep.attrs["gap_pp"] > sweep.attrs["null_gap_pp"] + 3:
+            found.append(sweep.attrs["period"])
+    strides = model_strides(model)
+    right = [period in strides for period in found]
+    # The nested test lets a multiple of the period pass in 5% of samples, as it does for hfv4-mix at 10000.
+    assert sum(right) >= len(right) - (name == "hfv4-mix")
