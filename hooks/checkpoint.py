@@ -222,8 +222,9 @@ def _require_fit(cfg: ModelConfig, weights: dict[str, Any]) -> None:
             raise CheckpointError(
                 f"weight {name!r} has shape {list(weights[name].shape)}, the configuration needs {shape}"
             )
-    if f"blocks.{cfg.n_layers}.attn.W_Q" in weights or f"blocks.{cfg.n_layers - 1}.attn.W_Q" not in weights:
-        raise CheckpointError(f"the weights are not of {cfg.n_layers} layers, which the configuration has")
+    last = f"blocks.{cfg.n_layers - 1}.attn.W_Q"
+    if last not in weights and cfg.n_layers > len(weights):
+        raise CheckpointError(f"weight {last!r} is missing; the configuration has {cfg.n_layers} layers")
 
 
 def _load_deepseek(folder: Path, device: Any) -> Any:

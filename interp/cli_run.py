@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hooks.errors import CheckpointError, ConfigError, PhaselensError, did_you_mean
+from hooks.errors import CheckpointError, ConfigError, PhaselensError, SiteError, did_you_mean
 from interp.outputs import MANIFEST, check_writable, output_folder, to_plain
 
 __all__ = [
@@ -125,6 +125,14 @@ def gates(
 ) -> dict[str, Any]:
     """Profile gates; cycle them, force them to their parts and profile random weights where wanted."""
     from interp.controls import random_like
+    from interp.phases import measured_stride
+
+    step = measured_stride(model, task)
+    for shift in cycle or ():
+        if shift % step == 0:
+            raise SiteError(
+                f"--cycle {shift} moves no gate at stride {step}; valid: 1 to {step - 1}, or the same backwards"
+            )
     from interp.gate_interventions import cycling, gate_parts
     from interp.gates import gate_profile
     from interp.rng import derive_seed

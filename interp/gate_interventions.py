@@ -81,11 +81,6 @@ def cycling(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task)
-    for shift in shifts:
-        if shift % step == 0:
-            raise SiteError(
-                f"cycling by {shift} moves no gate at stride {step}; valid: what {step} does not divide"
-            )
     options: dict[str, Any] = dict(n_per_residue=n_per_residue, seed=seed, memory=memory, progress=progress)
     moved = [cycle_gates(model, shift) for shift in shifts]  # refuses before anything runs
     clean = phase_sweep(model, task, **options)
