@@ -59,6 +59,11 @@ def test_the_page_says_whether_a_way_pays(swept, seconds, setup, said):
     assert said in section(bench)
 
 
+@pytest.mark.parametrize("width", [None, float("nan")])
+def test_no_interval_is_said_in_words(swept, width):
+    assert "no intervals at this n" in section({**swept, "half_width": width})
+
+
 def test_an_earlier_file_without_a_device_is_of_a_cpu():
     old = made()
     del old["case"]["device"]
