@@ -321,5 +321,6 @@ def _similarity(
     if prompts >= stats.MIN_BOOTSTRAP_PROMPTS:
         drawn = np.stack([correlate(rng.integers(prompts, size=prompts)) for _ in range(n_resamples)])
         with np.errstate(all="ignore"):
-            bounds = np.quantile(drawn, [0.025, 0.975], axis=0)  # NaN where a resample has no correlation
+            bounds = np.nanquantile(drawn, [0.025, 0.975], axis=0)
+        bounds[:, np.isnan(drawn).mean(0) > 0.05] = np.nan  # too many resamples have no correlation
     return np.where(specialised, np.stack([value, *bounds]), np.nan)

@@ -30,6 +30,8 @@ CYCLED = ("w8s8-2kv", "w8s8-1kv", "w12s12-4kv")
 PARTS = "w8s8-2kv"
 RANKED = ("w8s8-2kv", "w4s4-4kv")
 CONTROL = "full-4kv"
+PAPER_R2 = 0.66
+"""The least that the paper reports without the boundary phase (Zhu et al. 2026, arXiv 2609.36322)."""
 
 
 def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) -> str:
@@ -56,14 +58,14 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
                 str(one.attrs["n_inner"]), _percent(one["predicted"].values[i]), _percent(one["observed"].values[i]),
             ])  # fmt: skip
     head = ["model", "δ", "R²", "n", "R² without the boundary phase", "n", "predicted (%)", "observed (%)"]
-    lines += [*_table(head, rows), ""]
+    lines += [*_table(head, rows), "", *_cycling_verdict(found["cycling"]), ""]
     for name in found["cycling"]:
         lines += [f"![{name}, gates cycled](figures/cycling-{name}.svg)", ""]
     lines += ["## Which part of a gate carries the phases", ""]
     for name, one in found["parts"].items():
         lines += [
             f"{name}: heads knocked out under forced gates. Similarity is the correlation over phases of a head's "
-            "effect with its effect under intact gates.", "", *_parts(one), "",
+            "effect with its effect under intact gates.", "", *_parts(one), "", *_parts_verdict(one), "",
         ]  # fmt: skip
     lines += ["## Attribution patching against true patching", ""]
     rows = [
@@ -109,6 +111,35 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
     return "\n".join(lines)
 
 
+def _cycling_verdict(found: dict[str, xr.Dataset]) -> list[str]:
+    """Which models bear out the paper's prediction outside the boundary phase, by their intervals."""
+    words: dict[str, list[str]] = {"supported": [], "undecided": [], "not supported": []}
+    for name, one in found.items():
+        for i, shift in enumerate(one["shift"].values):
+            low, high = (float(one[f"r2_inner_{end}"].values[i]) for end in ("low", "high"))
+            said = "supported" if low >= PAPER_R2 else "not supported" if high < PAPER_R2 else "undecided"
+            words[said].append(f"{name} by {int(shift):+d}")
+    told = "; ".join(f"{said}: {', '.join(which)}" for said, which in words.items() if which)
+    return [
+        f"The paper reports R² of {PAPER_R2} to 1.00 without the boundary phase. An R² of {PAPER_R2} or more is, by the interval, "
+        f"{told}."
+    ]
+
+
+def _parts_verdict(one: xr.Dataset) -> list[str]:
+    """How many specialised heads keep all their phases under each part of the gates."""
+    intact = one["serves"].sel(gates="intact").values.astype(bool)
+    special = intact.any(axis=1)
+    kept = {
+        gates: int((one["serves"].sel(gates=gates).values.astype(bool) | ~intact).all(axis=1)[special].sum())
+        for gates in ("static", "deviation")
+    }
+    return [
+        f"Of {int(special.sum())} specialised heads {kept['static']} keep their phases with the static part alone and "
+        f"{kept['deviation']} with the per-window deviation alone."
+    ]
+
+
 def _parts(one: xr.Dataset) -> list[str]:
     rows = []
     known = ~np.isnan(one["similarity"].sel(gates="intact").values)
@@ -117,7 +148,8 @@ def _parts(one: xr.Dataset) -> list[str]:
         for unit in one["unit"].values[known]:
             cell = one.sel(gates=gates, unit=unit)
             low, high = float(cell["similarity_low"]), float(cell["similarity_high"])
-            told = f"{float(cell['similarity']):.2f} ({low:.2f} to {high:.2f})"
+            between = f"{low:.2f} to {high:.2f}" if np.isfinite([low, high]).all() else "interval undefined"
+            told = f"{float(cell['similarity']):.2f} ({between})"
             rows.append([f"KV head {unit}", f"serves {arcs_text(cell['serves'].values)}", told])
     return _table(["gates", "accuracy by phase (%), phases served", "similarity"], rows)
 

@@ -26,3 +26,8 @@ def test_the_page_states_every_number_with_its_n_and_what_is_missing(tmp_path, m
         found = results.load(folder / f"attribution-tiny-{unit}.nc")
         assert f"| tiny | {unit} | {found.attrs['rank_correlation']:.2f} (" in text
     assert "not in the zoo: no-such" in text
+    low, high = (cycled[f"r2_inner_{end}"].values for end in ("low", "high"))
+    for i, shift in enumerate(("+1", "-1")):
+        told = "supported" if low[i] >= 0.66 else "not supported" if high[i] < 0.66 else "undecided"
+        verdict = text.split("by the interval, ")[1].split("\n")[0]
+        assert f"tiny by {shift}" in next(p for p in verdict.split("; ") if p.startswith(f"{told}:"))
