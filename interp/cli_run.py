@@ -69,6 +69,9 @@ def prepare(
         from interp.tasks import RecallTask
 
         hooked = load(model, device=device)
+        if hooked.task is not None:
+            # A stored task that lacks a setting would be another task.
+            RecallTask.from_dict(hooked.task, complete=True)
         return hooked, RecallTask.for_model(hooked, padding=padding)
 
 

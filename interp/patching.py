@@ -13,7 +13,7 @@ from torch import Tensor
 from hooks.errors import PhaselensError, SiteError, StatisticsError, did_you_mean
 from hooks.sites import SITE_AXES, HookedModel
 from hooks.sites import site as parse_site
-from interp import engine, results, stats
+from interp import engine, results
 from interp.controls import paired_statistics
 from interp.engine import At, Rows, Variant, answer_metrics
 from interp.phases import by_phase, fold, measured_stride
@@ -315,9 +315,7 @@ def _dataset(
     count = logprob.shape[1] * logprob.shape[2] // stride
     whole = by_phase(ends["logit_difference"] - difference[0], stride) / count
     moved = by_phase(difference[1:] - difference[0], stride) / count
-    spread = stats.phase_means(ends["logit_difference"] - difference[0], stride).std(axis=0, ddof=1)
-    noise = 2 * spread / np.sqrt(logprob.shape[1])  # a ratio over what may as well be 0 means nothing
-    known = (np.abs(whole) >= MIN_DIFFERENCE) & (np.abs(whole) > noise)
+    known = np.abs(whole) >= MIN_DIFFERENCE
     normalised = np.divide(moved, whole, out=np.full(moved.shape, np.nan), where=known)
     correct = by_phase(tables["correct"].astype(float), stride) / count
     axes, cells = ("unit", "prompt", "residue"), ("unit", "phase")

@@ -123,7 +123,7 @@ class RecallTask:
             If the model's vocabulary belongs to no known settings, or no modulus fits its context.
         """
         d_vocab = int(model.cfg.d_vocab)
-        task = cls.for_vocab(d_vocab) if model.task is None else cls.from_dict(model.task, complete=True)
+        task = cls.for_vocab(d_vocab) if model.task is None else cls.from_dict(model.task)
         if task.d_vocab != d_vocab:
             raise TaskError(
                 f"the task has {task.d_vocab} token ids, model {model.name!r} has d_vocab={d_vocab}; "

@@ -186,7 +186,7 @@ def test_the_slider_over_filler_length_reads_the_published_probabilities(reports
 # ---- figures
 
 
-@pytest.mark.parametrize("suffix", ["html", "csv", "svg"])
+@pytest.mark.parametrize("suffix", ["html", "csv", pytest.param("svg", marks=pytest.mark.slow)])
 def test_the_figures_page_makes_the_file_its_command_line_makes(
     suffix, reports, open_page, tmp_path, monkeypatch
 ):

@@ -19,7 +19,7 @@ def measure(name, n_per_residue=24):
     return sweep, specialization(effects, seed=SEED)
 
 
-@pytest.mark.parametrize("name", ["w8s8-2kv", "w8s8-4kv"])
+@pytest.mark.parametrize("name", ["w8s8-2kv", pytest.param("w8s8-4kv", marks=pytest.mark.slow)])
 def test_heads_share_out_the_phases_and_none_takes_the_boundary(name):
     sweep, served = measure(name)
     assert sweep.attrs["gap_pp"] >= 50

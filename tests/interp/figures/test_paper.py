@@ -171,6 +171,7 @@ def test_mistakes_on_the_command_line_are_one_line(words, said, folder, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_svg_and_text_is_text(folder, tmp_path):
     if browser_path() is None:  # nothing can be rendered then, which test_export.py shows
         with pytest.raises(FigureError, match="no Chromium"):
