@@ -130,10 +130,10 @@ def _parts_verdict(one: xr.Dataset) -> list[str]:
     """How many specialised heads keep all their phases under each part of the gates."""
     intact = one["serves"].sel(gates="intact").values.astype(bool)
     special = intact.any(axis=1)
-    kept = {
-        gates: int((one["serves"].sel(gates=gates).values.astype(bool) | ~intact).all(axis=1)[special].sum())
-        for gates in ("static", "deviation")
-    }
+    kept = {}
+    for gates in ("static", "deviation"):
+        serves = one["serves"].sel(gates=gates).values.astype(bool)
+        kept[gates] = int(np.all(serves | ~intact, axis=1)[special].sum())
     return [
         f"Of {int(special.sum())} specialised heads {kept['static']} keep their phases with the static part alone and "
         f"{kept['deviation']} with the per-window deviation alone."

@@ -7,6 +7,7 @@ import pytest
 from hooks.checkpoint import zoo
 
 SHAPES = ("hfv4-mix", "v41-ced", "full-4kv")
+QUICK = [pytest.param("hfv4-mix", marks=pytest.mark.slow), "v41-ced", "full-4kv"]
 
 
 def fine(app) -> list[str]:
@@ -16,10 +17,7 @@ def fine(app) -> list[str]:
     return [info.value for info in app.info]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("hfv4-mix", marks=pytest.mark.slow), *(name for name in SHAPES if name != "hfv4-mix")],
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_the_compressor_opens_or_says_that_there_is_none(name, tmp_path, open_page):
     notes = fine(open_page(tmp_path, "compressor", model=f"zoo:{name}"))
     if name == "full-4kv":
@@ -28,7 +26,7 @@ def test_the_compressor_opens_or_says_that_there_is_none(name, tmp_path, open_pa
         assert notes == []
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", QUICK)
 def test_interventions_open_with_the_units_of_the_model(name, tmp_path, open_page):
     app = open_page(tmp_path, "interventions", model=f"zoo:{name}", n="2")
     assert fine(app) == []
