@@ -215,6 +215,10 @@ def patch_table(patched: xr.Dataset) -> RenderableType:
         if "effect_logprob_p" in patched
         else None
     )
+    if (
+        p is not None and not np.isfinite(p).any()
+    ):  # too few prompts for a test: everything is shown, nothing marked
+        p = None
     labels = [str(u) for u in patched["unit"].values]
     wide = effect.shape[1] <= _WIDEST_EFFECTS
     table = _table(["unit", *map(str, range(effect.shape[1]))] if wide else ["unit", "largest change"])
@@ -230,7 +234,8 @@ def patch_table(patched: xr.Dataset) -> RenderableType:
         else:
             at = int(np.nanargmax(np.abs(effect[i])))
             table.add_row(labels[i], f"{number(effect[i, at], 2)} at {at}")
-    lines = [f"* p < {SIGNIFICANCE} after correction for units and phases."] if p is not None else []
+    tested = f"* p < {SIGNIFICANCE} after correction for units and phases."
+    lines = [tested if p is not None else "No test: too few prompts a residue."]
     if len(shown) < len(labels):
         lines.append(f"{len(labels) - len(shown)} of {len(labels)} units change nothing significantly.")
     if len(shown) > _MOST_UNITS:

@@ -115,6 +115,19 @@ def test_cycling_by_nothing_is_refused(tiny, capsys):
         interp.cycle_gates(tiny, 1.5)
 
 
+@pytest.mark.parametrize(("n", "said"), [(60, "No test: too few prompts"), (120, "* p < 0.05")])
+def test_patching_is_shown_by_unit_and_phase(n, said, capsys):
+    assert main(["patch", "tiny", "--n", str(n), "--pairs", "value", "--unit", "layer"]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert out.splitlines()[1].split() == ["unit", "0", "1", "2", "3"]
+    assert out.splitlines()[2].split()[0] in (
+        "0",
+        "1",
+    )  # the strongest first, none hidden where none was tested
+    assert "nothing significantly" not in out
+
+
 # ---- numbers
 
 
