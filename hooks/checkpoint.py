@@ -108,7 +108,6 @@ def load(name_or_path: str | os.PathLike[str], device: str | torch.device = "cpu
     ModelCheckError
         If the loaded model fails its own checks, e.g. NaN in the weights.
     """
-    _require_device(device)
     folder = Path(name_or_path)
     if str(name_or_path) in zoo():
         folder = ZOO / str(name_or_path)
@@ -119,6 +118,9 @@ def load(name_or_path: str | os.PathLike[str], device: str | torch.device = "cpu
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{str(folder)!r} holds no {CONFIG}; a model folder has {CONFIG} and {WEIGHTS}")
     description = _read_json(folder / CONFIG)
+    from hooks.running import require_device
+
+    require_device(device)
     if description.get("model_type") == "deepseek_v4":
         return _load_deepseek(folder, device)
     if "phaselens" not in description:
@@ -153,16 +155,6 @@ def from_pretrained(
     return load(folder, device)
 
 
-def _require_device(device: Any) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        valid = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise ConfigError(f"device {str(device)!r} is not there; valid: {', '.join(valid)}") from error
-
-
 def _load_own(folder: Path, description: dict[str, Any], device: Any) -> CompressedTransformer:
     import torch
 
@@ -189,7 +181,9 @@ def _load_own(folder: Path, description: dict[str, Any], device: Any) -> Compres
                 f"{key!r} in {str(folder / CONFIG)!r} is {description[key]!r}; valid: what save() wrote"
             )
     weights = _read_weights(folder / WEIGHTS)
-    _require_fit(cfg, weights)
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"weight {name!r} has type {tensor.dtype}; valid: floating point")
     from hooks.transformer import CompressedTransformer
 
     model = CompressedTransformer(
@@ -197,34 +191,6 @@ def _load_own(folder: Path, description: dict[str, Any], device: Any) -> Compres
     )
     model.name, model.task = description["name"], description["task"]
     return model.to(device).eval()
-
-
-def _require_fit(cfg: ModelConfig, weights: dict[str, Any]) -> None:
-    """Compare two large sizes before anything of the configuration's size is allocated, and look at the types.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the tensor that does not fit.
-    """
-    for name, tensor in weights.items():
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"weight {name!r} has type {tensor.dtype}; valid: floating point")
-    shapes = {"W_E": [cfg.d_vocab, cfg.d_model], "W_U": [cfg.d_model, cfg.d_vocab]}
-    for index in range(cfg.n_layers):
-        layer, maps = cfg.layer(index), f"blocks.{index}.attn.compressor.key.W_payload"
-        if maps in weights and layer.payload == "per_offset":
-            shapes[maps] = [layer.window, cfg.d_model, cfg.n_kv_heads, cfg.d_head]
-        if f"blocks.{index}.mlp.W_in" in weights:
-            shapes[f"blocks.{index}.mlp.W_in"] = [cfg.d_model, cfg.d_mlp]
-    for name, shape in shapes.items():
-        if name in weights and list(weights[name].shape) != shape:
-            raise CheckpointError(
-                f"weight {name!r} has shape {list(weights[name].shape)}, the configuration needs {shape}"
-            )
-    last = f"blocks.{cfg.n_layers - 1}.attn.W_Q"
-    if "W_E" in weights and last not in weights and cfg.n_layers > len(weights):
-        raise CheckpointError(f"weight {last!r} is missing; the configuration has {cfg.n_layers} layers")
 
 
 def _load_deepseek(folder: Path, device: Any) -> Any:

@@ -118,7 +118,6 @@ class Branch(nn.Module):
         self.rope_dims, self.rope_base = min(layer.rope_dims, d_head - d_head % 2), layer.rope_base
         maps = {"per_offset": layer.window, "shared": 1, "two_series": 2}[layer.payload]
         width = d_head if layer.gate == "vector" else 1
-        self.slot_maps = tuple(i * maps // layer.window for i in range(layer.window))
         self.W_payload = nn.Parameter(torch.empty(maps, cfg.d_model, groups, d_head))
         if self.kind != "uniform":
             self.W_gate = nn.Parameter(torch.empty(maps, cfg.d_model, groups, width))
@@ -136,12 +135,13 @@ class Branch(nn.Module):
         """Send every slot's token through the map of its offset."""
         maps, _, groups, width = weight.shape
         flat = weight.flatten(2)
-        if maps == len(self.slot_maps) and maps > 2:
+        if maps == self.geometry.window and maps > 2:
             out = torch.einsum("bewd,wdc->bewc", tokens.gathered(), flat)
             return out.unflatten(-1, (groups, width))
         # Shared maps see each token once, then slots pick their series.
         per_token = torch.einsum("btd,mdc->btmc", tokens.x, flat)
-        series = torch.tensor(self.slot_maps, device=flat.device).expand_as(tokens.index)
+        slots = torch.arange(self.geometry.window, device=flat.device)
+        series = (slots * maps // self.geometry.window).expand_as(tokens.index)
         return per_token[:, tokens.index, series].unflatten(-1, (groups, width))
 
     def gate(self, tokens: WindowTokens) -> Float[Tensor, "b e w g c"]:

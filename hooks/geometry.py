@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from hooks.errors import ConfigError
 
-__all__ = ["ChunkGeometry", "common_residue_modulus"]
+__all__ = ["MOST_RESIDUES", "ChunkGeometry", "common_residue_modulus"]
+
+MOST_RESIDUES = 48
+"""Largest R that models of several strides share."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class ChunkGeometry:
         return range(self.visible(query) * self.stride, max(0, query + 1 - exact_window))
 
 
-def common_residue_modulus(strides: Iterable[int], base: int = 24, limit: int = 48) -> int:
+def common_residue_modulus(strides: Iterable[int], base: int = 24, limit: int = MOST_RESIDUES) -> int:
     """R, the modulus of the residue axis that models of these strides share.
 
     Parameters

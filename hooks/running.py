@@ -15,10 +15,10 @@ from torch import Tensor
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from hooks.errors import PhaselensError, SiteError
+from hooks.errors import ConfigError, PhaselensError, SiteError, did_you_mean
 from hooks.sites import check_names, site
 
-__all__ = ["Hooks", "StrictHooks", "as_tokens", "watched"]
+__all__ = ["Hooks", "StrictHooks", "as_tokens", "require_device", "watched"]
 
 Hooks = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
@@ -174,6 +174,22 @@ class StrictHooks(HookedRootModule):
 def watched(*points: HookPoint) -> bool:
     """Whether any hook, forward or backward, sits on these hook points."""
     return any(point.fwd_hooks or point.bwd_hooks for point in points)
+
+
+def require_device(device: str | torch.device) -> torch.device:
+    """Return the device if torch can use it here.
+
+    Raises
+    ------
+    ConfigError
+        Naming the devices there are.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        count = torch.cuda.device_count()
+        valid = ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]
+        raise ConfigError(f"no device {str(device)!r} here; {did_you_mean(str(device), valid)}") from error
 
 
 def as_tokens(tokens: Any, d_vocab: int, device: torch.device, *, check_ids: bool = True) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import warnings
@@ -116,11 +117,13 @@ class CompressedTransformer(StrictHooks):
         self.cfg: ModelConfig = cfg
         self.name = "model"
         self.task: dict[str, Any] | None = None
-        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_model))
-        self.hook_embed = HookPoint()
-        self.blocks = nn.ModuleList(Block(cfg, index) for index in range(cfg.n_layers))
-        self.ln_final = RMSNorm(cfg.d_model)
-        self.W_U = nn.Parameter(torch.empty(cfg.d_model, cfg.d_vocab))
+        # Given weights are compared with shapes alone, before anything of the configuration's size is allocated.
+        with contextlib.nullcontext() if weights is None else torch.device("meta"):
+            self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_model))
+            self.hook_embed = HookPoint()
+            self.blocks = nn.ModuleList(Block(cfg, index) for index in range(cfg.n_layers))
+            self.ln_final = RMSNorm(cfg.d_model)
+            self.W_U = nn.Parameter(torch.empty(cfg.d_model, cfg.d_vocab))
         self.setup()
         if weights is None:
             self._initialise()
@@ -371,8 +374,7 @@ class CompressedTransformer(StrictHooks):
         foreign = [name for name in weights if name not in expected]
         if foreign:
             raise CheckpointError(f"weight {foreign[0]!r} belongs to no part of this configuration")
-        self.to(next(iter(weights.values())).dtype)
-        self.load_state_dict(weights)
+        self.load_state_dict(weights, assign=True)
 
     def _warn_of_blind_gaps(self) -> None:
         for index in range(self.cfg.n_layers):

@@ -85,7 +85,7 @@ def attribution(
     if score not in ("margin", "logprob"):
         raise PhaselensError(f"score={score!r}; valid: margin, logprob")
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     chosen = select_units(units(model, unit, prompts), only)
     if any(name.endswith("hook_attn_scores") for one in chosen for name in one.sites):
         raise SiteError(

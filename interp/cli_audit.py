@@ -106,6 +106,7 @@ def audit(
         "records": records, "n_per_residue": n_per_residue, "query_phases": query_phase, "crossed": crossed,
         "seed": seed, "limit": limit, "tokenizer": tokenizer, "revision": revision,
     }  # fmt: skip
+    from hooks.running import require_device
     from interp.audit import audit as run_audit
     from interp.audit import export as run_export
 
@@ -113,7 +114,7 @@ def audit(
         count = run_export(model, export, **options)
         _tell_export(count, export, as_json=json)
         return
-    cli_run.check_device(device)
+    require_device(device)
     out = out or Path("reports") / f"audit-{Path(str(model)).name}"
     found = run_audit(model, out=out, resume=resume, answers=answers, device=device, **options)
     _show(found, out, as_json=json)

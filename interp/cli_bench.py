@@ -75,9 +75,9 @@ def bench(
 
     budget = parse_bytes(memory)
     if device != "cpu":
-        from interp.cli_run import check_device
+        from hooks.running import require_device
 
-        check_device(device)
+        require_device(device)
     earlier = None
     if compare is not None:
         from interp.bench.compare import load_bench

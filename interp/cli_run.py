@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hooks.errors import CheckpointError, ConfigError, PhaselensError, SiteError, did_you_mean
+from hooks.errors import CheckpointError, PhaselensError, SiteError, did_you_mean
 from interp.outputs import MANIFEST, check_writable, output_folder, to_plain
 
 __all__ = [
     "busy",
-    "check_device",
     "explore",
     "gates",
     "prepare",
@@ -64,7 +63,6 @@ def prepare(
         If either cannot be made.
     """
     with busy(f"loading {model}"):
-        check_device(device)
         from hooks import load
         from interp.tasks import RecallTask
 
@@ -73,23 +71,6 @@ def prepare(
             # A stored task that lacks a setting would be another task.
             RecallTask.from_dict(hooked.task, complete=True)
         return hooked, RecallTask.for_model(hooked, padding=padding)
-
-
-def check_device(name: str) -> None:
-    """Raise unless torch can use the device here.
-
-    Raises
-    ------
-    ConfigError
-        Naming the devices there are.
-    """
-    import torch
-
-    valid = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    if torch.cuda.is_available():
-        valid.insert(1, "cuda")
-    if name not in valid:
-        raise ConfigError(f"no device {name!r} here; {did_you_mean(name, valid)}")
 
 
 def run(work: Callable[[], Mapping[str, Any]], out: Path | None, *, as_json: bool) -> None:
@@ -128,7 +109,10 @@ def gates(
 ) -> dict[str, Any]:
     """Profile gates; cycle them, force them to their parts and profile random weights where wanted."""
     from interp.controls import random_like
+    from interp.gate_interventions import cycling, gate_parts
+    from interp.gates import gate_profile
     from interp.phases import measured_stride
+    from interp.rng import derive_seed
 
     step = measured_stride(model, task)
     for shift in cycle or ():
@@ -136,10 +120,6 @@ def gates(
             raise SiteError(
                 f"--cycle {shift} moves no gate at stride {step}; valid: 1 to {step - 1}, or the same backwards"
             )
-    from interp.gate_interventions import cycling, gate_parts
-    from interp.gates import gate_profile
-    from interp.rng import derive_seed
-
     blocks = 64 if n is None else -(-n // task.modulus)
     found = {"gates": gate_profile(model, task, n=n, seed=seed)}
     if cycle:

@@ -194,9 +194,7 @@ def _mean_gates(
     progress: bool | None,
 ) -> dict[str, Tensor]:  # fmt: skip
     """E[α] [offset, kv_head, channel] over windows without clipped slots."""
-    prompts = sample_blocks(
-        task, MEAN_BLOCKS * task.modulus if n is None else n, derive_seed(seed, "gate mean")
-    )
+    prompts = sample_blocks(task, n, derive_seed(seed, "gate mean"), MEAN_BLOCKS)
     total: dict[str, Tensor] = {}
     count: dict[str, int] = dict.fromkeys(names, 0)
     for _, kept in engine.activations(model, prompts, names, at="all", memory=memory, progress=progress):

@@ -84,7 +84,7 @@ def gate_profile(
     }
     if not sites:
         raise SiteError(f"model {model.name!r} has no gates: none of its layers is chunked")
-    prompts = sample_blocks(task, BLOCKS * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, BLOCKS)
     sums = {name: _Sums(layers[layer]) for name, (layer, _) in sites.items()}
     stream = engine.activations(
         model, prompts, list(sites), at="all", memory=memory, progress=progress, label="gates"

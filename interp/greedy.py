@@ -85,7 +85,7 @@ def smallest_set(
         raise PhaselensError(f"phase={phase} does not exist at stride {step}; valid: 0 to {step - 1}")
     if not 0 < below <= 100:
         raise PhaselensError(f"below={below} is not a percentage; valid: above 0, up to 100")
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     prompts = prompts.select(prompts.residue % step == phase)
     blocks = int(prompts.prompt_id.max()) + 1
     if blocks < 2:

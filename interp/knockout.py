@@ -86,7 +86,7 @@ def knockout(
     if at not in ("final", "all"):
         raise PhaselensError(f"at={at!r}; valid: final, all")
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     chosen = select_units(units(model, unit, prompts), only)
     if sets is not None:
         chosen = [union(select_units(chosen, labels)) for labels in sets]

@@ -93,7 +93,7 @@ def owner_effects(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     owners = entry_owners(model)
     mass = _Masses(model, prompts)
     cells: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ from hooks.sites import site as parse_site
 from interp import engine, results
 from interp.controls import paired_statistics
 from interp.engine import At, Rows, Variant, answer_metrics
-from interp.phases import by_phase, fold, measured_stride
+from interp.phases import by_phase, fold, measured_stride, whole_blocks
 from interp.replacement import ValueAt
 from interp.tasks.prompts import Prompts
 from interp.tasks.recall import RecallTask
@@ -112,9 +112,7 @@ def patch(
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
     _check(pairs, shift, direction, unit, step)
-    if n is not None and n < 1:
-        raise StatisticsError(f"n={n} prompts; valid: 1 or more, {task.modulus} for one at every residue")
-    blocks = 32 if n is None else -(-n // task.modulus)
+    blocks = whole_blocks(task, n, 32)
     base, source = task.sample_pairs(blocks * task.modulus, seed=seed, kind=pairs, shift=shift)
     if direction == "denoising":
         base, source = source, base

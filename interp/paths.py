@@ -76,7 +76,7 @@ def direct_effects(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     chosen = _replaceable(model, unit, prompts, only)
     value_at = _values(model, task, prompts, chosen, replace, "final", step, seed, memory, progress)
     held = _clean_outputs(model, prompts, 0, "final", memory, progress)
@@ -166,7 +166,7 @@ def path_patch(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     every = _replaceable(model, unit, prompts, None)
     if unit == "mlp":
         raise PhaselensError("unit='mlp' is no end of a path; valid: head, kv_head, layer")

@@ -55,17 +55,24 @@ def measured_stride(model: HookedModel, task: Task, stride: int | None = None) -
     return max(d for d in range(1, PLACEBO_STRIDE + 1) if modulus % d == 0)
 
 
-def sample_blocks(task: Task, n: int, seed: int) -> Prompts:
-    """Whole blocks of R prompts, at least `n` of them.
+def whole_blocks(task: Task, n: int | None, default: int = 1) -> int:
+    """How many blocks of R prompts hold `n` of them; `default` blocks for None.
 
     Raises
     ------
     StatisticsError
         For no prompt at all.
     """
+    if n is None:
+        return default
     if n < 1:
         raise StatisticsError(f"n={n} prompts; valid: 1 or more, {task.modulus} for one at every residue")
-    return task.sample(-(-n // task.modulus) * task.modulus, seed=seed)
+    return -(-n // task.modulus)
+
+
+def sample_blocks(task: Task, n: int | None, seed: int, default: int = 1) -> Prompts:
+    """Whole blocks of R prompts, at least `n` of them; see :func:`whole_blocks`."""
+    return task.sample(whole_blocks(task, n, default) * task.modulus, seed=seed)
 
 
 def fold(values: Tensor | np.ndarray, modulus: int) -> np.ndarray:

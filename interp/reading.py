@@ -56,7 +56,7 @@ def reading(
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, DEFAULT_PER_RESIDUE * task.modulus if n is None else n, seed)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
     parts: list[Tensor] = []
     for chunk, kept in engine.activations(

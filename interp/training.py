@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from hooks.errors import CheckpointError, PhaselensError, did_you_mean
 from hooks.files import atomic_path, require_writable, write_json
+from hooks.running import require_device
 from interp.rng import torch_rng
 from interp.tasks.recall import RecallTask
 
@@ -245,7 +246,7 @@ def train(
     plan = dataclasses.replace(plan, steps=steps or plan.steps, batch=batch or plan.batch)
     if start_from is not None:
         plan = dataclasses.replace(plan, lr=plan.lr / 2, warmup=50, records_share=0.0)
-    place = _device(device)
+    place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     from hooks.build import build
     from hooks.checkpoint import load, save
 
@@ -333,18 +334,6 @@ def _closing_sweep(model: Any, n_per_residue: int) -> tuple[list[float], list[fl
         for name, p in model.named_parameters():
             p.copy_(kept[name])
     return exact, rounded
-
-
-def _device(device: str | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise PhaselensError(f"device {device!r} does not exist; valid: cpu, cuda, cuda:0, …") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise PhaselensError(f"device {device!r}: torch sees no GPU here; valid: cpu")
-    return place
 
 
 def _fingerprint(recipe: Recipe, seed: int) -> str:

@@ -81,24 +81,18 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
     """
     if kind not in _BUILDERS:
         raise PhaselensError(f"unit={kind!r}; {did_you_mean(kind, UNIT_KINDS)}")
-    found = [unit for layer in range(model.cfg.n_layers) for unit in _BUILDERS[kind](model, layer, prompts)]
-    sites = set(model.site_names())
-    found = [unit for unit in found if sites.issuperset(unit.sites)]
+    found = _of_kind(model, kind, prompts)
     if not found:
-        there = [k for k in UNIT_KINDS if k != kind and _has(model, k, prompts)]
+        asked = [k for k in UNIT_KINDS if prompts is not None or k not in _OF_PROMPTS]
+        there = [k for k in asked if _of_kind(model, k, prompts)]
         raise SiteError(f"model {model.name!r} has no {kind} to knock out; valid: {', '.join(there)}")
     return found
 
 
-def _has(model: HookedModel, kind: str, prompts: Prompts | None) -> bool:
-    if prompts is None and kind in _OF_PROMPTS:
-        return False
+def _of_kind(model: HookedModel, kind: str, prompts: Prompts | None) -> list[Unit]:
+    found = [unit for layer in range(model.cfg.n_layers) for unit in _BUILDERS[kind](model, layer, prompts)]
     sites = set(model.site_names())
-    return any(
-        sites.issuperset(one.sites)
-        for layer in range(model.cfg.n_layers)
-        for one in _BUILDERS[kind](model, layer, prompts)
-    )
+    return [unit for unit in found if sites.issuperset(unit.sites)]
 
 
 def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Unit]:

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from hooks.errors import TaskError, did_you_mean
-from hooks.geometry import common_residue_modulus
+from hooks.geometry import MOST_RESIDUES, common_residue_modulus
 from interp.rng import numpy_rng
 from interp.tasks.balance import PositionBalance
 from interp.tasks.layout import RecordLayout
@@ -404,10 +404,6 @@ class RecallTask:
         between = numpy_rng(seed, "query fillers", index).integers(self.n_filler, size=extra)
         tail = np.concatenate([between, demonstrations, [self.marker, keys[rank]]])
         return np.concatenate([context, np.tile(tail, (len(targets), 1))], 1), int(values[rank])
-
-
-MOST_RESIDUES = 48
-"""Largest R, as of :func:`hooks.geometry.common_residue_modulus`."""
 
 
 def _strides(model: Any) -> list[int]:

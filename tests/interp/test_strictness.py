@@ -189,7 +189,7 @@ def test_whole_numbers_are_no_weights(folder, dtype):
 
 @pytest.mark.parametrize("device", ["cudaa", "cuda:99", "meta:x"])
 def test_a_device_that_is_not_there(device):
-    with pytest.raises(PhaselensError, match=f"'{device}' is not there; valid: cpu"):
+    with pytest.raises(PhaselensError, match=f"no device '{device}' here; valid: cpu"):
         hooks.load("tiny", device=device)
 
 
