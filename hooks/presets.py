@@ -14,10 +14,12 @@ _DEEPSEEK_STYLE = {
 }  # fmt: skip
 _INDEXED = {"index_heads": 8, "index_dim": 32, "inverse_rope": True, "sink": True}
 
+# Half as wide as the rest: at d_model 128 these answer every prompt, and nothing is left to compare.
+_NARROW = {"d_model": 64, "d_mlp": 128}
 # Encoder: pairs (W=S=2, no overlap, no bias); decoder: ratio 1, norm(W_kv x) without a gate. Picks keep a
 # third of the entries that 144 context positions give.
 _ENCODER_DECODER = {
-    **_DEEPSEEK_STYLE, **_INDEXED, "n_layers": 8, "q_norm": False, "payload": "shared", "gate_bias": False,
+    **_DEEPSEEK_STYLE, **_INDEXED, **_NARROW, "n_layers": 8, "q_norm": False, "payload": "shared", "gate_bias": False,
     "window": (2,) * 4 + (1,) * 4, "stride": (2,) * 4 + (1,) * 4,
     "gate": ("vector",) * 4 + ("uniform",) * 4, "decoder_start": 4,
     "roles": ("full", "reuse", "reindex", "reuse", "full", "reuse", "reuse", "reuse"),
@@ -36,7 +38,9 @@ TRAINABLE: dict[str, dict[str, Any]] = {
     "w8s8-2kv-uniform": {**_RECALL, "n_kv_heads": 2, "gate": "uniform"},
     "w8s8-2kv-nope": {**_RECALL, "n_kv_heads": 2, "rope_dims": 0},
     "dsv4-w8s4-1kv": {**_DEEPSEEK_STYLE, "stride": 4, "payload": "two_series"},
-    "dsv4-csa": {**_DEEPSEEK_STYLE, **_INDEXED, "stride": 4, "payload": "two_series", "index_topk": 12},
+    "dsv4-csa": {
+        **_DEEPSEEK_STYLE, **_INDEXED, **_NARROW, "stride": 4, "payload": "two_series", "index_topk": 12,
+    },
     "v41-w2s2-1kv": {**_DEEPSEEK_STYLE, "window": 2, "stride": 2, "payload": "shared", "gate_bias": False},
     "v41-ced": {
         **_ENCODER_DECODER, "exact_precision": "fp8", "entry_precision": "fp4", "index_precision": "mxfp4",

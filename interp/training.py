@@ -86,7 +86,7 @@ _TINY_TASK = RecallTask(
 # Steps after which a model's accuracy no longer rose; the rest learns within the default's.
 _STEPS = {
     "w4s4-4kv": 3500, "w8s4-4kv": 3000, "w8s6-4kv": 3500, "w8s8-4kv": 3500, "w8s8-1kv": 6000, "w8s8-2kv": 8600,
-    "w8s8-2kv-nope": 6000, "w12s12-4kv": 8500, "dsv4-csa": 5000, "v41-ced": 1500, "v41-ced-bf": 1500,
+    "w8s8-2kv-nope": 6000, "w12s12-4kv": 8500, "v41-ced": 2500, "v41-ced-bf": 2500,
 }  # fmt: skip
 _RECIPES: dict[str, Recipe] = {
     **{name: Recipe(steps=steps) for name, steps in _STEPS.items()},
