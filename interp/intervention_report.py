@@ -21,7 +21,7 @@ from interp.gate_interventions import cycling, gate_parts
 from interp.knockout import knockout
 from interp.phases import measured_stride
 from interp.report import draw
-from interp.specialization import arcs_text
+from interp.specialization import served_text
 from interp.tasks.recall import RecallTask
 
 __all__ = ["main", "markdown"]
@@ -32,6 +32,8 @@ RANKED = ("w8s8-2kv", "w4s4-4kv")
 CONTROL = "full-4kv"
 PAPER_R2 = 0.66
 """The least that the paper reports without the boundary phase (Zhu et al. 2026, arXiv 2609.36322)."""
+ALIKE = 0.5
+"""Similarity from which a head's effect under forced gates counts as that under intact gates."""
 
 
 def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) -> str:
@@ -113,11 +115,13 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
 
 def _cycling_verdict(found: dict[str, xr.Dataset]) -> list[str]:
     """Which models bear out the paper's prediction outside the boundary phase, by their intervals."""
-    words: dict[str, list[str]] = {"supported": [], "undecided": [], "not supported": []}
+    words: dict[str, list[str]] = {
+        "supported": [], "undecided": [], "not supported": [], "undefined": [],
+    }  # fmt: skip
     for name, one in found.items():
         for i, shift in enumerate(one["shift"].values):
             low, high = (float(one[f"r2_inner_{end}"].values[i]) for end in ("low", "high"))
-            said = "supported" if low >= PAPER_R2 else "not supported" if high < PAPER_R2 else "undecided"
+            said = _decided(low, high, PAPER_R2, ("supported", "not supported"))
             words[said].append(f"{name} by {int(shift):+d}")
     told = "; ".join(f"{said}: {', '.join(which)}" for said, which in words.items() if which)
     return [
@@ -127,17 +131,49 @@ def _cycling_verdict(found: dict[str, xr.Dataset]) -> list[str]:
 
 
 def _parts_verdict(one: xr.Dataset) -> list[str]:
-    """How many specialised heads keep all their phases under each part of the gates."""
-    intact = one["serves"].sel(gates="intact").values.astype(bool)
-    special = intact.any(axis=1)
-    kept = {}
-    for gates in ("static", "deviation"):
-        serves = one["serves"].sel(gates=gates).values.astype(bool)
-        kept[gates] = int(np.all(serves | ~intact, axis=1)[special].sum())
-    return [
-        f"Of {int(special.sum())} specialised heads {kept['static']} keep their phases with the static part alone and "
-        f"{kept['deviation']} with the per-window deviation alone."
+    """What each part of the gates keeps of the specialised heads' phases, by similarity and by what they serve.
+
+    Similarity decides: it is defined where accuracy is too low for a loss. Heads counted as "undefined" have
+    no phase that is lost and one or more whose loss is undefined.
+    """
+    intact = one.sel(gates="intact")
+    special = [
+        str(u) for u, row in zip(one["unit"].values, intact["serves"].values, strict=True) if row.any()
     ]
+    if not special:
+        return ["No head is specialised under intact gates: there is nothing to keep."]
+    lines = [
+        f"Of {len(special)} specialised heads; a head's phases are kept where its similarity is {ALIKE} or more, "
+        "by the interval.", "",
+    ]  # fmt: skip
+    for gates, words in (("static", "static part"), ("deviation", "per-window deviation")):
+        under = one.sel(gates=gates)
+        said: dict[str, list[str]] = {}
+        counts = dict.fromkeys(("kept", "lost", "undefined"), 0)
+        for unit in special:
+            low, high = (float(under[f"similarity_{end}"].sel(unit=unit)) for end in ("low", "high"))
+            said.setdefault(_decided(low, high, ALIKE, ("kept", "lost")), []).append(unit)
+            phases = intact["serves"].sel(unit=unit).values.astype(bool)
+            counts[_kept(under.sel(unit=unit), phases)] += 1
+        told = "; ".join(f"{word} by {', '.join(which)}" for word, which in said.items())
+        served = ", ".join(f"{count} {word}" for word, count in counts.items())
+        lines.append(f"- With the {words} alone: {told}. By phases served: {served}.")
+    return lines
+
+
+def _kept(unit: xr.Dataset, phases: np.ndarray) -> str:
+    """Whether a unit still serves the phases it served: "kept", "lost" or "undefined"."""
+    serves, undefined = unit["serves"].values.astype(bool)[phases], np.isnan(unit["loss"].values[phases])
+    if (~serves & ~undefined).any():
+        return "lost"
+    return "undefined" if undefined.any() else "kept"
+
+
+def _decided(low: float, high: float, least: float, words: tuple[str, str]) -> str:
+    """First word if the interval lies at or above a value, second if below it, else what is missing."""
+    if not np.isfinite([low, high]).all():
+        return "undefined"
+    return words[0] if low >= least else words[1] if high < least else "undecided"
 
 
 def _parts(one: xr.Dataset) -> list[str]:
@@ -150,7 +186,7 @@ def _parts(one: xr.Dataset) -> list[str]:
             low, high = float(cell["similarity_low"]), float(cell["similarity_high"])
             between = f"{low:.2f} to {high:.2f}" if np.isfinite([low, high]).all() else "interval undefined"
             told = f"{float(cell['similarity']):.2f} ({between})"
-            rows.append([f"KV head {unit}", f"serves {arcs_text(cell['serves'].values)}", told])
+            rows.append([f"KV head {unit}", served_text(cell["serves"].values, cell["loss"].values), told])
     return _table(["gates", "accuracy by phase (%), phases served", "similarity"], rows)
 
 

@@ -19,7 +19,7 @@ from interp.stats import (
     selectivity_test,
 )
 
-__all__ = ["arcs_text", "served_arcs", "specialization"]
+__all__ = ["arcs_text", "served_arcs", "served_text", "specialization"]
 
 
 def specialization(
@@ -136,6 +136,29 @@ def arcs_text(serves_row: ArrayLike) -> str:
     if row.size and row.all():
         return "all"
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in served_arcs(row)) or "none"
+
+
+def served_text(serves_row: ArrayLike, loss_row: ArrayLike) -> str:
+    """Write one unit's served phases beside those where its loss is undefined, which it may serve or not.
+
+    Parameters
+    ----------
+    serves_row : bool array [phase]
+        One unit's row of ``serves``.
+    loss_row : array [phase]
+        One unit's row of ``loss``; NaN is undefined.
+
+    Returns
+    -------
+    str
+        As :func:`arcs_text`, with the undefined phases named, or ``"undefined (accuracy too low)"`` for all.
+    """
+    undefined = np.isnan(np.asarray(loss_row, dtype=float))
+    if not undefined.any():
+        return arcs_text(serves_row)
+    if undefined.all():
+        return "undefined (accuracy too low)"
+    return f"{arcs_text(serves_row)}; undefined at {arcs_text(undefined)} (accuracy too low)"
 
 
 def _matrix(effects: Any) -> Float[np.ndarray, "unit column"]:
