@@ -17,7 +17,7 @@ from interp import engine, results, stats
 from interp.controls import paired_statistics
 from interp.engine import At, Rows, Variant, answer_metrics
 from interp.phases import fold, measured_stride, sample_blocks
-from interp.replacement import Replace, ValueAt, calibrate
+from interp.replacement import CALIBRATION_BLOCKS, Replace, ValueAt, calibrate
 from interp.rng import numpy_rng
 from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
@@ -28,7 +28,6 @@ __all__ = ["SATURATED", "attribution", "rank_agreement"]
 SATURATED = 0.99
 """Probability of the answer above which the gradient of its log-probability says little."""
 DEFAULT_PER_RESIDUE = 8
-CALIBRATION_BLOCKS = 8
 
 
 def attribution(

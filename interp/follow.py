@@ -14,16 +14,16 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from hooks.errors import PhaselensError
+from hooks.errors import PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
 from hooks.sites import HookedModel
 from interp import engine, results
-from interp.engine import Metric, Variant
+from interp.engine import Edit, Metric, Rows, Variant
 from interp.phases import measured_stride
 from interp.replacement import Replace, calibrate
 from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
-from interp.units import select_units, union, units
+from interp.units import select_units, union, units, where
 
 __all__ = ["before_after", "changed_gates", "follow", "one_prompt", "shifted", "token_word", "top_tokens"]
 
@@ -169,21 +169,48 @@ def before_after(
 ) -> xr.Dataset:
     """Likeliest tokens of one base prompt before and after some units are removed together.
 
+    It is what :func:`interp.knockout.knockout` of that set does to this prompt: the same calibration prompts
+    and donors, at the final position, or everywhere for units without positions.
+
+    Parameters
+    ----------
+    model, task, unit, replace, seed
+        As in :func:`interp.knockout.knockout`.
+    only : list of str
+        Labels of the units.
+    prompt : int
+        Number of the base prompt.
+
     Returns
     -------
     Dataset
         ``probability (run, residue)`` of the answer; ``token p (run, residue, rank)``, the five likeliest; runs
         "before" and "after".
+
+    Raises
+    ------
+    SiteError
+        For an empty set, a label that does not exist, or units that hold nothing on this prompt.
+    PhaselensError
+        For another unit or replacement.
     """
     task = task or RecallTask.for_model(model)
     prompts = one_prompt(task, prompt, seed=seed)
     chosen = union(select_units(units(model, unit, prompts), only))
+    at = where([chosen], "final")
     value_at = calibrate(
-        model, task, prompts, list(chosen.sites), replace=replace, at="final", stride=measured_stride(model, task),
-        n=2 * task.modulus, seed=seed,
+        model, task, prompts, chosen.sites if chosen.replaced else (), replace=replace, at=at,
+        stride=measured_stride(model, task), seed=seed,
     ).at  # fmt: skip
-    variant = Variant(chosen.label, chosen.edits(value_at))
-    scores = engine.run(model, prompts, [variant], metric=top_tokens(prompts))
+    reached: set[str] = set()
+    variant = Variant(chosen.label, tuple(_noting(edit, reached) for edit in chosen.edits(value_at)))
+    scores = engine.run(model, prompts, [variant], at=at, metric=top_tokens(prompts))
+    empty = [name for name in chosen.sites if name not in reached]
+    if empty:
+        raise SiteError(
+            f"{chosen.label} changes nothing here: {empty[0]} holds nothing in {prompts.tokens.shape[1]} tokens; valid: "
+            "units of layers in which a window closes"
+        )
     ranks = range(sum(name.startswith("token") for name in scores))
     axes = ("run", "residue", "rank")
     return xr.Dataset(
@@ -195,9 +222,27 @@ def before_after(
         },
         coords={"run": ["before", "after"], "residue": np.arange(task.modulus)},
         attrs=results.provenance(
-            model, task, seed, removed=chosen.label, replace=replace, prompt_number=prompt
+            model,
+            task,
+            seed,
+            unit_kind=unit,
+            removed=chosen.label,
+            replace=replace if chosen.replaced else "masked",
+            at=at,
+            prompt_number=prompt,
         ),
     )
+
+
+def _noting(edit: Edit, reached: set[str]) -> Edit:
+    """The same edit, noting its site once it is given any value to change."""
+
+    def apply(tensor: Tensor, rows: Rows) -> Tensor:
+        if tensor.numel():
+            reached.add(edit.site)
+        return edit.apply(tensor, rows)
+
+    return Edit(edit.site, apply)
 
 
 # ---- parts -------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from torch import Tensor
 from hooks.errors import PhaselensError, SiteError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
+from interp.altered import altered
 from interp.gates import cycle_gates
 from interp.knockout import knockout
-from interp.phases import measured_stride, sample_blocks
+from interp.phases import measured_stride, sample_blocks, whole_blocks
 from interp.rng import derive_seed
 from interp.specialization import specialization
 from interp.sweep import phase_sweep
@@ -150,6 +151,8 @@ def forced_gates(
 ) -> Iterator[HookedModel]:
     """Context in which every key and value gate of a model is forced; any measurement runs inside.
 
+    Results measured inside say so (:func:`interp.results.provenance`).
+
     Parameters
     ----------
     model : HookedModel
@@ -185,7 +188,10 @@ def forced_gates(
         task = task or RecallTask.for_model(model)
         mean = _mean_gates(model, task, names, n, seed, memory, progress)
     hooks = [(name, _forcing(model, name, to, mean.get(name))) for name in names]
-    with model.hooks(fwd_hooks=hooks):
+    how = f"gates forced to {to if isinstance(to, str) else f'offset {to}'}"
+    if mean:  # the mean is another one for other prompts
+        how += f" ({whole_blocks(task, n, MEAN_BLOCKS)} base prompts, seed {seed})"
+    with altered(model, how, hooks):
         yield model
 
 

@@ -12,7 +12,7 @@ from hooks.sites import HookedModel
 from interp import engine, results, stats
 from interp.engine import At, Variant
 from interp.phases import by_phase, fold, measured_stride, sample_blocks
-from interp.replacement import Replace, calibrate
+from interp.replacement import CALIBRATION_BLOCKS, Replace, calibrate
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
 from interp.units import Unit, select_units, union, units, where
@@ -20,7 +20,6 @@ from interp.units import Unit, select_units, union, units, where
 __all__ = ["effects", "knockout"]
 
 DEFAULT_PER_RESIDUE = 64
-CALIBRATION_BLOCKS = 8
 
 
 def knockout(

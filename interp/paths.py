@@ -21,7 +21,7 @@ from interp import engine, results
 from interp.controls import paired_statistics
 from interp.engine import At, Edit, Rows, Variant
 from interp.phases import by_phase, fold, measured_stride, sample_blocks
-from interp.replacement import Replace, ValueAt, calibrate
+from interp.replacement import CALIBRATION_BLOCKS, Replace, ValueAt, calibrate
 from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
 from interp.units import Unit, select_units, units
@@ -30,7 +30,6 @@ __all__ = ["direct_effects", "path_patch"]
 
 _FROZEN = ("engram.hook_out", "hook_attn_out", "hook_mlp_out")
 DEFAULT_PER_RESIDUE = 16
-CALIBRATION_BLOCKS = 8
 
 
 def direct_effects(

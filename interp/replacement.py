@@ -9,17 +9,19 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hooks.errors import PhaselensError
+from hooks.errors import PhaselensError, TaskError
 from hooks.sites import HookedModel, site
 from interp import engine
 from interp.engine import At, Rows
-from interp.phases import sample_blocks
+from interp.phases import whole_blocks
 from interp.rng import derive_seed, numpy_rng
 from interp.tasks.prompts import Prompts, Task
 
-__all__ = ["Replace", "Replacement", "calibrate"]
+__all__ = ["CALIBRATION_BLOCKS", "Replace", "Replacement", "calibrate"]
 
 Replace = Literal["mean", "zero", "phase_mean", "resample"]
+CALIBRATION_BLOCKS = 8
+"""Base prompts behind every replacement, unless told otherwise; donors always come from so many."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ def calibrate(
     replace: Replace,
     at: At,
     stride: int,
-    n: int,
     seed: int,
+    n: int | None = None,
     memory: int = engine.MEMORY,
     progress: bool | None = None,
 ) -> Replacement:
@@ -76,29 +78,40 @@ def calibrate(
     prompts : Prompts
         Those that will be measured.
     names : sequence of str
-        Sites.
+        Sites; where nothing is replaced (units that are masked) there are none, and nothing is run.
     replace : str
         Means at all positions are per position; "resample" gives every prompt a donor of the same length and
-        residue, drawn by seed and prompt_id only.
+        residue, drawn by seed and prompt_id only: neither `n` nor the other prompts matter.
     at : "final" or "all"
         Positions that are replaced.
     stride : int
         S, for "phase_mean".
-    n : int
-        Calibration prompts, rounded up to whole blocks of R.
-    seed, memory, progress
+    seed : int
+        Of the calibration prompts and donors.
+    n : int, optional
+        Calibration prompts behind a mean, rounded up to whole blocks of R; :data:`CALIBRATION_BLOCKS` blocks if
+        left out. Donors come from that many blocks whatever `n` is.
+    memory, progress
         As in :func:`interp.engine.run`.
 
     Raises
     ------
     PhaselensError
         For another kind of replacement.
+    TaskError
+        If the task's prompts are not as long as those that are measured.
     """
     if replace not in get_args(Replace):
         raise PhaselensError(f"replace={replace!r}; valid: {', '.join(get_args(Replace))}")
-    if replace == "zero":
+    if replace == "zero" or not names:
         return Replacement(replace, {}, None)
-    source = sample_blocks(task, n, derive_seed(seed, "calibration"))
+    blocks = whole_blocks(task, n, CALIBRATION_BLOCKS) if replace != "resample" else CALIBRATION_BLOCKS
+    source = task.sample(blocks * task.modulus, seed=derive_seed(seed, "calibration"))
+    if source.tokens.shape[1] != prompts.tokens.shape[1]:
+        raise TaskError(
+            f"calibration prompts have {source.tokens.shape[1]} tokens, measured ones {prompts.tokens.shape[1]}; "
+            "valid: prompts of one task, which all have one length"
+        )
     group, choice = _groups(source, prompts, replace, stride, seed)
     count = torch.bincount(group, minlength=int(group.max()) + 1)
     sums: dict[str, Tensor] = {}
@@ -128,9 +141,8 @@ def _groups(
         return torch.zeros(len(source), dtype=torch.long), None
     if replace == "phase_mean":
         return source.residue % stride, prompts.residue % stride
-    blocks = len(source) // source.modulus
     donor = {
-        int(i): int(numpy_rng(seed, "donor", int(i)).integers(blocks))
+        int(i): int(numpy_rng(seed, "donor", int(i)).integers(CALIBRATION_BLOCKS))
         for i in prompts.prompt_id.unique().tolist()
     }
     block = torch.tensor([donor[int(i)] for i in prompts.prompt_id])

@@ -25,6 +25,7 @@ import pandas as pd
 import xarray as xr
 
 from hooks.errors import CheckpointError, PhaselensError
+from interp.altered import alterations
 
 __all__ = [
     "ResultsError",
@@ -382,7 +383,8 @@ def provenance(model: Any, task: Any, seed: int, **extra: Any) -> dict[str, Any]
     Parameters
     ----------
     model : hooks.sites.HookedModel
-        Its name and :meth:`content_hash` are stored.
+        Its name and :meth:`content_hash` are stored, and what changes it now (forced gates, hooks set around
+        the measurement) as ``altered``, which the name then ends in.
     task : Task or None
         Its ``describe()`` is stored as JSON; None for results that need no prompts.
     seed : int
@@ -393,12 +395,14 @@ def provenance(model: Any, task: Any, seed: int, **extra: Any) -> dict[str, Any]
     Returns
     -------
     dict
-        ``model model_hash task seed``, versions, the git commit of the checkout that holds the
-        package (if any), ``created`` (UTC), and `extra`.
+        ``model model_hash task seed``, ``altered`` (where the model was not measured as it is), versions, the
+        git commit of the checkout that holds the package (if any), ``created`` (UTC), and `extra`.
     """
+    changed = alterations(model)
     attrs: dict[str, Any] = {
-        "model": str(model.name),
+        "model": f"{model.name}, {changed}" if changed else str(model.name),
         "model_hash": model.content_hash(),
+        **({"altered": changed} if changed else {}),
         "task": "" if task is None else json.dumps(task.describe(), sort_keys=True),
         "seed": int(seed),
         "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

@@ -108,11 +108,12 @@ def clean_tables(knockout: xr.Dataset, attrs: dict[str, Any]) -> dict[str, np.nd
     StatisticsError
         If the provenance in `attrs` is another's.
     """
-    for name in ("model_hash", "task", "seed", "n_per_residue"):
-        if knockout.attrs.get(name) != attrs[name]:
+    for name in ("model_hash", "altered", "task", "seed", "n_per_residue"):
+        theirs, ours = knockout.attrs.get(name, ""), attrs.get(name, "")
+        if theirs != ours:
             raise StatisticsError(
-                f"the clean run has {name}={knockout.attrs.get(name)!r}, this sweep {attrs[name]!r}; "
-                "valid: a knockout of the same model, task, seed and number of prompts"
+                f"the clean run has {name}={theirs!r}, this sweep {ours!r}; valid: a knockout of the same model "
+                "(as it is, or under the same forced gates and hooks), task, seed and number of prompts"
             )
     return {name: knockout[f"clean_{name}"].values for name in ("correct", "logprob", "margin")}
 

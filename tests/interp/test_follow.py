@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import hooks
-from hooks.errors import PhaselensError
+from hooks.errors import PhaselensError, SiteError
+from interp import knockout
 from interp.follow import before_after, changed_gates, follow, one_prompt, shifted, token_word
 from interp.tasks import RecallTask
+from tests.interp.intervention_models import TASK, small
 
 GATE = "blocks.{}.attn.compressor.{}.hook_gate"
 
@@ -134,3 +136,53 @@ def test_removing_units_gives_what_zeroing_them_by_hand_gives(model, task):
             )
             assert np.allclose(at["p"].values, best.values.numpy(), atol=1e-6)
             assert int(at["token"][0]) == int(best.indices[0])
+
+
+@pytest.mark.parametrize("replace", ["mean", "phase_mean", "resample"])
+def test_one_prompt_is_the_intervention_that_many_prompts_get(replace):
+    """Means and donors are those of a knockout of any number of prompts."""
+    model = small()
+    one = before_after(model, TASK, only=["0.1"], replace=replace, prompt=1)
+    many = knockout(model, TASK, only=["0.1"], replace=replace, n=5 * TASK.modulus, progress=False)
+    expected = np.exp(many["logprob"].values[0, 1])
+    assert np.allclose(one["probability"].sel(run="after").values, expected, atol=1e-6)
+    assert np.abs(one["probability"].diff("run").values).max() > 1e-3  # and it is not nothing
+
+
+@pytest.mark.parametrize(("unit", "only"), [("gate_offset", "0.0"), ("entry_branch", "0")])
+def test_units_without_positions_or_replacement_are_reached_on_one_prompt_too(unit, only):
+    model = small()
+    one = before_after(model, TASK, only=[only], unit=unit, prompt=1)
+    prompts = one_prompt(TASK, 1)
+    gates = [GATE.format(0, branch) for branch in ("key", "value")]
+
+    def without(gate, hook):
+        gate = gate.clone()
+        gate[:, :, 0] = 0
+        return gate / gate.sum(2, keepdim=True)
+
+    def blind(scores, hook):
+        scores = scores.clone()
+        scores[:, :, -1, prompts.tokens.shape[1] :] = -torch.inf
+        return scores
+
+    by_hand = {
+        "gate_offset": [(name, without) for name in gates],
+        "entry_branch": [("blocks.0.attn.hook_attn_scores", blind)],
+    }
+    with torch.no_grad():
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=by_hand[unit])[:, -1].double()
+    expected = logits.softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
+    assert np.allclose(one["probability"].sel(run="after").values, expected.numpy(), atol=1e-6)
+    assert np.abs(one["probability"].diff("run").values).max() > 1e-4
+    assert one.attrs["at"] == ("all" if unit == "gate_offset" else "final")
+
+
+def test_a_unit_that_holds_nothing_on_the_prompt_is_said_to_do_nothing():
+    model = small(window=(4, 64), stride=(4, 64), exact_window=(4, 64))
+    with pytest.raises(SiteError, match=r"1\.0 changes nothing here.*tokens"):
+        before_after(model, TASK, only=["1.0"], unit="gate_offset")
+    with pytest.raises(PhaselensError, match="replace='bogus'"):
+        before_after(model, TASK, only=["0.0"], unit="gate_offset", replace="bogus")
+    with pytest.raises(SiteError, match="empty"):
+        before_after(model, TASK, only=[])

@@ -6,7 +6,8 @@ import torch
 
 import hooks
 from hooks import SiteError
-from interp import gate_profile, knockout
+from hooks.errors import StatisticsError
+from interp import cycle_gates, gate_profile, knockout, phase_sweep
 from interp.gate_interventions import cycling, forced_gates, gate_parts, r_squared
 from interp.tasks import RecallTask
 from tests.interp.intervention_models import TASK, small
@@ -69,6 +70,48 @@ def test_measurements_inside_equal_one_plain_pass_with_the_gate_set():
         logits = model.run_with_hooks(prompts.tokens, [(n, even) for n in gates_of(model, prompts.tokens)])
     expected = logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
     assert torch.allclose(torch.from_numpy(found.clean_logprob.values).flatten(), expected, atol=1e-5)
+
+
+def test_results_under_changed_gates_are_told_from_those_of_the_intact_model():
+    model, options = small(), {"n": 24, "n_calibration": 8, "unit": "layer", "progress": False}
+    sweep = {"n_per_residue": 6, "progress": False}
+    intact = knockout(model, TASK, **options)
+    with forced_gates(model, "uniform"):
+        forced = knockout(model, TASK, **options)
+        again = phase_sweep(model, TASK, clean=forced, **sweep)  # the same gates: the same run
+        with pytest.raises(StatisticsError, match=r"altered=''.*gates forced to uniform"):
+            phase_sweep(model, TASK, clean=intact, **sweep)
+        with forced_gates(model, 0):
+            assert knockout(model, TASK, **options).attrs["altered"] == (
+                "gates forced to uniform; gates forced to offset 0"
+            )
+    assert again.attrs["altered"] == forced.attrs["altered"] == "gates forced to uniform"
+    assert forced.attrs["model"] == f"{model.name}, gates forced to uniform"
+    with pytest.raises(StatisticsError, match="altered='gates forced to uniform'"):
+        phase_sweep(model, TASK, clean=forced, **sweep)
+    means = []
+    for seed in (0, 1):  # E[α] of other prompts is another gate
+        with forced_gates(model, "static", TASK, seed=seed, progress=False):
+            means.append(knockout(model, TASK, **options).attrs["altered"])
+    assert means[0] != means[1]
+    after = phase_sweep(model, TASK, clean=intact, **sweep)
+    assert "altered" not in after.attrs
+    assert after.attrs["model"] == intact.attrs["model"] == model.name
+
+
+def test_results_measured_under_ones_own_hooks_name_their_sites():
+    model, name = small(), "blocks.0.hook_mlp_out"
+    with model.hooks([(name, lambda t, hook: 0 * t)]):
+        found = phase_sweep(model, TASK, n_per_residue=6, progress=False)
+    assert found.attrs["altered"] == f"hooks at {name}"
+    assert "altered" not in phase_sweep(model, TASK, n_per_residue=6, progress=False).attrs
+
+
+def test_cycled_gates_have_a_name_and_weights_of_their_own():
+    model = small()
+    cycled = phase_sweep(cycle_gates(model, 1), TASK, n_per_residue=6, progress=False)
+    assert cycled.attrs["model"] == f"{model.name}, gates cycled by 1"
+    assert cycled.attrs["model_hash"] != model.content_hash()
 
 
 def test_what_cannot_be_forced_is_named():
