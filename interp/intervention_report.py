@@ -149,7 +149,7 @@ def _parts_verdict(one: xr.Dataset) -> list[str]:
     for gates, words in (("static", "static part"), ("deviation", "per-window deviation")):
         under = one.sel(gates=gates)
         said: dict[str, list[str]] = {}
-        counts = dict.fromkeys(("kept", "lost", "undefined"), 0)
+        counts: dict[str, int] = {"kept": 0, "lost": 0, "undefined": 0}
         for unit in special:
             low, high = (float(under[f"similarity_{end}"].sel(unit=unit)) for end in ("low", "high"))
             said.setdefault(_decided(low, high, ALIKE, ("kept", "lost")), []).append(unit)
