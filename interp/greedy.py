@@ -94,12 +94,10 @@ def smallest_set(
     chosen = select_units(units(model, unit, prompts), only)
     at = where(chosen, at)
     names = [name for one in chosen if one.replaced for name in one.sites]
-    value_at = None
-    if names:
-        value_at = calibrate(
-            model, task, prompts, names, replace=replace, at=at, stride=step, seed=seed,
-            n=CALIBRATION_BLOCKS * task.modulus, memory=memory, progress=progress,
-        ).at  # fmt: skip
+    value_at = calibrate(
+        model, task, prompts, names, replace=replace, at=at, stride=step, seed=seed,
+        n=CALIBRATION_BLOCKS * task.modulus, memory=memory, progress=progress,
+    ).at  # fmt: skip
     looked_at = torch.isin(prompts.prompt_id, torch.from_numpy(discover))
 
     def score(sets: Sequence[Sequence[Unit]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -76,7 +76,7 @@ def calibrate(
     prompts : Prompts
         Those that will be measured.
     names : sequence of str
-        Sites.
+        Sites; where nothing is replaced (units that are masked) there are none, and nothing is run.
     replace : str
         Means at all positions are per position; "resample" gives every prompt a donor of the same length and
         residue, drawn by seed and prompt_id only.
@@ -96,7 +96,7 @@ def calibrate(
     """
     if replace not in get_args(Replace):
         raise PhaselensError(f"replace={replace!r}; valid: {', '.join(get_args(Replace))}")
-    if replace == "zero":
+    if replace == "zero" or not names:
         return Replacement(replace, {}, None)
     source = sample_blocks(task, n, derive_seed(seed, "calibration"))
     group, choice = _groups(source, prompts, replace, stride, seed)
