@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hooks.checks import whole_number
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,8 +24,13 @@ def derive_seed(seed: int, *labels: str | int) -> int:
         The user's seed.
     *labels : str or int
         What the numbers are for, e.g. ``"calibration"``; other labels give independent streams.
+
+    Raises
+    ------
+    PhaselensError
+        If the seed is no whole number.
     """
-    text = "\x1f".join([repr(int(seed)), *(repr(label) for label in labels)])
+    text = "\x1f".join([repr(whole_number("seed", seed)), *(repr(label) for label in labels)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

@@ -11,10 +11,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from hooks.errors import PhaselensError, SiteError
+from hooks.checks import require_choice
+from hooks.errors import SiteError
 from hooks.sites import HookedModel, site
 from interp import engine, results, stats
-from interp.controls import paired_statistics
+from interp.controls import NOTHING, compared, paired_statistics
 from interp.engine import At, Rows, Variant, answer_metrics
 from interp.phases import fold, measured_stride, sample_blocks
 from interp.replacement import CALIBRATION_BLOCKS, Replace, ValueAt, calibrate
@@ -76,13 +77,12 @@ def attribution(
     Raises
     ------
     PhaselensError
-        For another score.
+        For another score or replacement.
     SiteError
         For units that are removed by masking scores: −inf has no gradient.
     """
     task = task or RecallTask.for_model(model)
-    if score not in ("margin", "logprob"):
-        raise PhaselensError(f"score={score!r}; valid: margin, logprob")
+    require_choice("score", score, ("margin", "logprob"))
     step = measured_stride(model, task, stride)
     prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     chosen = select_units(units(model, unit, prompts), only)
@@ -92,13 +92,10 @@ def attribution(
         )
     at: At = "final" if chosen[0].replaced else "all"
     options: dict[str, Any] = dict(memory=memory, progress=progress)
-    value_at = None
-    if chosen[0].replaced:
-        names = [name for one in chosen for name in one.sites]
-        value_at = calibrate(
-            model, task, prompts, names, replace=replace, at=at, stride=step, seed=seed,
-            n=CALIBRATION_BLOCKS * task.modulus, **options,
-        ).at  # fmt: skip
+    value_at = calibrate(
+        model, task, prompts, [name for one in chosen if one.replaced for name in one.sites], replace=replace, at=at,
+        stride=step, seed=seed, n=CALIBRATION_BLOCKS * task.modulus, **options,
+    ).at  # fmt: skip
     variants = [Variant(one.label, one.edits(value_at)) for one in chosen]
     scores = engine.run(model, prompts, variants, at=at, label="true", **options)
     estimate = fold(_estimates(model, prompts, chosen, value_at, at, score, memory), task.modulus)
@@ -129,7 +126,7 @@ def attribution(
             model, task, seed, unit_kind=unit, replace=replace if chosen[0].replaced else "masked", at=at,
             score=score, stride=step, modulus=task.modulus, n_per_residue=true.shape[1], n_cells=mean.size,
             rank_correlation=value, rank_correlation_low=low, rank_correlation_high=high,
-            query_position=prompts.query_position,
+            query_position=prompts.query_position, **compared(true_prompt=NOTHING, attributed_prompt=NOTHING),
         ),
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,17 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 
-from hooks.errors import SiteError, StatisticsError
+from hooks.errors import SiteError, StatisticsError, did_you_mean
 from interp import stats
 from interp.phases import by_phase
 from interp.rng import derive_seed, numpy_rng
 
-__all__ = ["controls", "discover_then_confirm", "over_seeds", "paired_statistics", "random_like"]
+__all__ = [
+    "NOTHING", "compared", "controls", "discover_then_confirm", "over_seeds", "paired_statistics", "random_like",
+]  # fmt: skip
+
+NOTHING = "0"
+"""Stands for the clean counterpart of values that are changes already."""
 
 Variables = dict[str, tuple[tuple[str, str], Float[np.ndarray, "unit phase"]]]
 
@@ -77,34 +83,141 @@ def paired_statistics(
     return {f"{name}{end}": (axes, values) for end, values in found.items()}
 
 
+# ---- what was changed, and against what --------------------------------------------------------------------
+
+
+def compared(**clean: str) -> dict[str, str]:
+    """Attributes that name a result's per-prompt variables and what each is held against, the main one first.
+
+    Parameters
+    ----------
+    **clean : str
+        By variable: that of the clean run, with all or some of its dims, or :data:`NOTHING`.
+
+    Returns
+    -------
+    dict
+        ``changed`` and ``clean``, variables in the same order, separated by blanks.
+    """
+    return {"changed": " ".join(clean), "clean": " ".join(clean.values())}
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """Changes by prompt of everything a result holds, one row for each that is defined.
+
+    Attributes
+    ----------
+    variable : str
+        The score.
+    deltas : array [row, prompt, residue]
+        Changed minus clean.
+    dims : tuple
+        What the rows are, e.g. ("unit",) or ("sender", "receiver").
+    there : bool array [*dims]
+        Which cells the rows fill; the others are undefined for every prompt.
+    coords : dict
+        Labels of the dims.
+    stride : int
+        S.
+    """
+
+    variable: str
+    deltas: Float[np.ndarray, "row prompt residue"]
+    dims: tuple[Hashable, ...]
+    there: np.ndarray
+    coords: dict[Hashable, np.ndarray]
+    stride: int
+
+    def back(self, rows: np.ndarray, fill: Any = np.nan) -> np.ndarray:
+        """Put [row, …] where the rows come from: [*dims, …]."""
+        table = np.full((*self.there.shape, *rows.shape[1:]), fill, dtype=rows.dtype)
+        table[self.there] = rows
+        return table
+
+
+def _pairs(found: xr.Dataset) -> dict[str, str]:
+    """Clean counterpart by variable: those that the attributes name, then any with ``clean_`` or ``base_``."""
+    named = zip(*(str(found.attrs.get(end, "")).split() for end in ("changed", "clean")), strict=False)
+    pairs = {a: b for a, b in named if a in found and (b == NOTHING or b in found)}
+    for name in map(str, found.data_vars):
+        for clean in (f"clean_{name}", f"base_{name}"):
+            if clean in found:
+                pairs.setdefault(name, clean)
+    return pairs
+
+
+def _changes(found: xr.Dataset, variable: str | None) -> _Changes:
+    """Look a result's changes up.
+
+    Raises
+    ------
+    StatisticsError
+        If it holds none of that name by prompt, or some are not finite.
+    """
+    pairs = _pairs(found)
+    if variable is None:
+        variable = next(iter(pairs), "logprob")
+    if variable not in pairs:
+        raise StatisticsError(
+            f"variable={variable!r} is not held against a clean run here; {did_you_mean(variable, pairs)}"
+        )
+    rows = ("prompt", "residue")
+    changed = found[variable]
+    if not {*rows} <= {*changed.dims} or "stride" not in found.attrs:
+        raise StatisticsError(f"{variable} has no prompts and residues, or the result no stride, to test by")
+    dims = tuple(dim for dim in changed.dims if dim not in rows)
+    changed = changed.astype(float)
+    if pairs[variable] != NOTHING:
+        changed = changed - found[pairs[variable]].astype(float)
+    values = changed.transpose(*dims, *rows).values
+    there = np.asarray(~np.isnan(values).all(axis=(-2, -1)))
+    if not there.any():
+        raise StatisticsError(f"{variable} is undefined throughout: there is nothing to test")
+    deltas = values[there]
+    if not np.isfinite(deltas).all():
+        raise StatisticsError(
+            f"{variable}: a changed run gave scores that are not finite; nothing can be averaged"
+        )
+    coords = {dim: found[dim].values for dim in dims if dim in found.coords}
+    return _Changes(variable, deltas, dims, there, coords, int(found.attrs["stride"]))
+
+
+# ---- over any verb's result --------------------------------------------------------------------------------
+
+
 def discover_then_confirm(
-    found: xr.Dataset, *, variable: str = "logprob", seed: int = 0, share: float = 0.5
+    found: xr.Dataset, *, variable: str | None = None, seed: int = 0, share: float = 0.5
 ) -> xr.Dataset:
     """Explore on some prompts and confirm on the others.
 
     Parameters
     ----------
     found : Dataset
-        Of any verb: `variable` (unit, prompt, residue), its clean (or base) counterpart, attribute ``stride``.
-    variable : str
-        The score.
+        Of any verb whose attributes ``changed`` and ``clean`` (:func:`compared`) name per-prompt values, or with
+        ``clean_`` or ``base_`` before a variable's name for its counterpart; and ``stride``.
+    variable : str, optional
+        The score; the first that the attributes name if left out, e.g. ``logprob`` of a knockout.
     seed, share
         Of the split, see :func:`interp.stats.discover_confirm`.
 
     Returns
     -------
     Dataset
-        By ``(unit, phase)``: ``q_discover``, Benjamini–Hochberg on the discovering half, exploratory;
+        By ``(unit, phase)``, or what else was measured one by one in place of units, e.g. ``(sender, receiver,
+        phase)``: ``q_discover``, Benjamini–Hochberg on the discovering half, exploratory;
         ``discovered`` (q < 0.05); ``p_confirm``, family-wise on the confirming half over the units that were
         discovered at any phase (NaN for the others); ``confirmed``, discovered there with p < 0.05 and the
-        same sign. Numbers to publish need seeds of at least ``stats.CONFIRMATORY_SEED`` besides.
+        same sign; NaN (and False) where there is nothing to change. Numbers to publish need seeds of at
+        least ``stats.CONFIRMATORY_SEED`` besides.
 
     Raises
     ------
     StatisticsError
-        If a half has fewer than 6 prompt_ids.
+        If a half has fewer than 6 prompt_ids, or nothing in the result is held against a clean run.
     """
-    stride, deltas = int(found.attrs["stride"]), _deltas(found, variable)
+    changes = _changes(found, variable)
+    stride, deltas = changes.stride, changes.deltas
     first, second = stats.discover_confirm(deltas.shape[1], seed=seed, share=share)
     if min(len(first), len(second)) < stats.MIN_TEST_PROMPTS:
         raise StatisticsError(
@@ -121,20 +234,23 @@ def discover_then_confirm(
         p[chosen] = again.p
         same = np.sign(again.statistic) == np.sign(mean[chosen])
         confirmed[chosen] = discovered[chosen] & (again.p < stats.SIGNIFICANCE) & same
-    axes = ("unit", "phase")
+    axes = (*changes.dims, "phase")
     return xr.Dataset(
         {
-            "q_discover": (axes, q),
-            "discovered": (axes, discovered),
-            "p_confirm": (axes, p),
-            "confirmed": (axes, confirmed),
+            "q_discover": (axes, changes.back(q)),
+            "discovered": (axes, changes.back(discovered, False)),
+            "p_confirm": (axes, changes.back(p)),
+            "confirmed": (axes, changes.back(confirmed, False)),
         },
-        coords={"unit": found["unit"].values, "phase": np.arange(stride)},
-        attrs={**found.attrs, "n_discover": len(first), "n_confirm": len(second), "split_seed": seed},
-    )
+        coords={**changes.coords, "phase": np.arange(stride)},
+        attrs={
+            **found.attrs, "n_discover": len(first), "n_confirm": len(second), "split_seed": seed,
+            "scored": changes.variable,
+        },
+    )  # fmt: skip
 
 
-def over_seeds(found: Sequence[xr.Dataset], *, variable: str = "logprob", seed: int = 0) -> xr.Dataset:
+def over_seeds(found: Sequence[xr.Dataset], *, variable: str | None = None, seed: int = 0) -> xr.Dataset:
     """Mean change by unit and phase over the trained seeds of one model family, seeds drawn first.
 
     Parameters
@@ -142,8 +258,8 @@ def over_seeds(found: Sequence[xr.Dataset], *, variable: str = "logprob", seed: 
     found : sequence of Dataset
         One a seed, of the same verb and settings on the same number of prompts. Units match by label: a claim
         about "head 1.0" of a family presumes that seeds put the same thing there; layers are safer.
-    variable : str
-        The score.
+    variable : str, optional
+        The score, as in :func:`discover_then_confirm`.
     seed : int
         Of the resamples.
 
@@ -158,27 +274,28 @@ def over_seeds(found: Sequence[xr.Dataset], *, variable: str = "logprob", seed: 
     StatisticsError
         If the results do not match.
     """
-    if not found or any(
-        dict(one.sizes) != dict(found[0].sizes) or one.attrs["stride"] != found[0].attrs["stride"]
-        for one in found
-    ):
+    every = [_changes(one, variable) for one in found]
+    if not every or any(
+        one.deltas.shape != every[0].deltas.shape or one.stride != every[0].stride
+        or not np.array_equal(one.there, every[0].there) for one in every
+    ):  # fmt: skip
         raise StatisticsError("results of a family must be one or more, of equal sizes and strides")
-    stride = int(found[0].attrs["stride"])
+    first, stride = every[0], every[0].stride
     # [seed, prompt, unit, phase]
-    by = np.stack([stats.phase_means(_deltas(one, variable), stride).swapaxes(0, 1) for one in found])
+    by = np.stack([stats.phase_means(one.deltas, stride).swapaxes(0, 1) for one in every])
     low, high = stats.family_interval(by, seed=seed)
-    axes = ("unit", "phase")
+    axes = (*first.dims, "phase")
     return xr.Dataset(
         {
-            "change": (axes, by.mean(axis=(0, 1))),
-            "change_low": (axes, low),
-            "change_high": (axes, high),
-            "by_seed": (("model_seed", *axes), by.mean(axis=1)),
+            "change": (axes, first.back(by.mean(axis=(0, 1)))),
+            "change_low": (axes, first.back(low)),
+            "change_high": (axes, first.back(high)),
+            "by_seed": (("model_seed", *axes), np.stack([first.back(one) for one in by.mean(axis=1)])),
         },
-        coords={"unit": found[0]["unit"].values, "phase": np.arange(stride)},
+        coords={**first.coords, "phase": np.arange(stride)},
         attrs={
             "stride": stride,
-            "scored": variable,
+            "scored": first.variable,
             "model_hashes": [str(one.attrs["model_hash"]) for one in found],
         },
     )
@@ -210,7 +327,7 @@ def controls(
     found: xr.Dataset,
     measure: Callable[[Any], xr.Dataset],
     *,
-    variable: str = "logprob",
+    variable: str | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
     """Hold phase effects against strides that mean nothing and against a model that learned nothing.
@@ -220,11 +337,11 @@ def controls(
     model : HookedModel
         What was measured.
     found : Dataset
-        With per-prompt `variable` (unit, prompt, residue) and its clean counterpart.
+        As for :func:`discover_then_confirm`.
     measure : function
         Makes the same kind of Dataset of another model.
-    variable : str
-        The score.
+    variable : str, optional
+        The score, as there.
     seed : int
         Of the random weights and of the permutations.
 
@@ -235,29 +352,27 @@ def controls(
         weights": ``spread (control, unit)``, largest minus smallest mean change over phases (nats);
         ``null_spread (control, unit)``, what 95% of permutations of phases within prompts stay below, over all
         units at once; ``exceeds (control, unit)``, family-wise at 5% within each control. A phase effect
-        that its controls show too is none.
+        that its controls show too is none. NaN (and False) where there is nothing to change.
+
+    Raises
+    ------
+    StatisticsError
+        If nothing in the result is held against a clean run.
     """
-    stride, modulus = int(found.attrs["stride"]), int(found.attrs["modulus"])
+    changes = _changes(found, variable)
+    stride, residues = changes.stride, changes.deltas.shape[-1]
     other = measure(random_like(model, seed=derive_seed(seed, "random weights") % 2**31))
-    rows: list[tuple[str, np.ndarray, int]] = [("own", _deltas(found, variable), stride)]
-    rows += [(f"placebo {q}", rows[0][1], q) for q in stats.placebo_strides(stride, modulus)]
-    rows.append(("random weights", _deltas(other, variable), stride))
-    spread = np.stack([_spread(deltas, step) for _, deltas, step in rows])
-    null = np.stack([_null_spread(deltas, step, seed) for _, deltas, step in rows])
+    rows: list[tuple[str, _Changes, int]] = [("own", changes, stride)]
+    rows += [(f"placebo {q}", changes, q) for q in stats.placebo_strides(stride, residues)]
+    rows.append(("random weights", _changes(other, changes.variable), stride))
+    spread = np.stack([one.back(_spread(one.deltas, step)) for _, one, step in rows])
+    null = np.stack([one.back(_null_spread(one.deltas, step, seed)) for _, one, step in rows])
+    axes = ("control", *changes.dims)
     return xr.Dataset(
-        {
-            "spread": (("control", "unit"), spread),
-            "null_spread": (("control", "unit"), null),
-            "exceeds": (("control", "unit"), spread > null),
-        },
-        coords={"control": [name for name, _, _ in rows], "unit": found["unit"].values},
-        attrs={**found.attrs, "control_model_hash": other.attrs["model_hash"], "scored": variable},
+        {"spread": (axes, spread), "null_spread": (axes, null), "exceeds": (axes, spread > null)},
+        coords={"control": [name for name, _, _ in rows], **changes.coords},
+        attrs={**found.attrs, "control_model_hash": other.attrs["model_hash"], "scored": changes.variable},
     )
-
-
-def _deltas(found: xr.Dataset, variable: str) -> np.ndarray:
-    clean = f"clean_{variable}" if f"clean_{variable}" in found else f"base_{variable}"
-    return found[variable].values.astype(float) - found[clean].values.astype(float)
 
 
 def _spread(deltas: np.ndarray, stride: int) -> np.ndarray:

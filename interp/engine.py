@@ -14,13 +14,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from hooks.checks import require_choice
 from hooks.errors import PhaselensError, SiteError
 from hooks.sites import HookedModel, check_names, site
 from interp.memory import show_bytes
@@ -38,6 +39,7 @@ __all__ = [
     "answer_metrics",
     "chunks",
     "plan",
+    "portions",
     "run",
 ]
 
@@ -137,18 +139,58 @@ class Plan(NamedTuple):
         )
 
 
-def plan(model: HookedModel, n: int, length: int, variants: int, memory: int) -> Plan:
+def plan(model: HookedModel, n: int, length: int, variants: int, memory: int, held: int = 0) -> Plan:
     """Split `n` prompts so that one batch's activations stay within a budget of bytes.
 
     The estimate counts, per position, the stream and its projections, one attention map of a layer, and the
-    logits; per variant, single positions of the same. A batch has one prompt at least.
+    logits; per variant, single positions of the same; and `held` bytes a prompt beside the run. A batch has one
+    prompt at least.
     """
     cfg = model.cfg
     stream = 16 * cfg.d_model + 8 * cfg.n_heads * cfg.d_head + 3 * getattr(cfg, "d_mlp", 4 * cfg.d_model)
     attention = 4 * cfg.n_heads * length
-    row = 4 * (length * (stream + attention) + variants * (stream + attention + 4 * cfg.d_vocab))
+    row = 4 * (length * (stream + attention) + variants * (stream + attention + 4 * cfg.d_vocab)) + held
     size = max(1, min(n, memory // row))
     return Plan([range(i, min(n, i + size)) for i in range(0, n, size)], size * row)
+
+
+def portions(
+    model: HookedModel,
+    prompts: Prompts,
+    names: Sequence[str],
+    variants: int,
+    *,
+    at: At = "final",
+    memory: int = MEMORY,
+    progress: bool | None = None,
+    label: str = "prompts",
+) -> Iterator[range]:
+    """Yield the rows of one batch after another, each so small that a run of it and what it needs fit a budget.
+
+    Parameters
+    ----------
+    model, prompts, at, memory, progress, label
+        As in :func:`run`.
+    names : sequence of str
+        Sites whose activations are held for every prompt of the batch while it runs.
+    variants : int
+        How many run on it at once.
+    """
+    require_choice("at", at, get_args(At))
+    count, length = prompts.tokens.shape
+    # One prompt tells what the sites' tensors weigh, whatever the model's class.
+    held = sum(
+        tensor.nbytes
+        for _, kept in activations(model, prompts, names, at=at, rows=range(1), progress=False)
+        for tensor in kept.values()
+    )
+    planned = plan(model, count, length, variants * (1 if at == "final" else length), memory, held)
+    with tqdm(total=count, desc=label, disable=_quiet(progress), leave=False) as bar:
+        if not bar.disable:
+            bar.write(f"{label}: {planned.describe(variants)}", file=sys.stderr)
+        for rows in planned.batches:
+            yield rows
+            bar.update(len(rows))
 
 
 def chunks(model: HookedModel, n: int, length: int, variants: int, memory: int) -> list[range]:
@@ -164,6 +206,7 @@ def run(
     *,
     at: At = "final",
     metric: Metric | None = None,
+    rows: range | None = None,
     memory: int = MEMORY,
     progress: bool | None = None,
     label: str = "prompts",
@@ -182,6 +225,8 @@ def run(
         Whether edits see the final position alone, or every position.
     metric : Metric, optional
         :func:`answer_metrics` if left out.
+    rows : range, optional
+        Only these prompts, under their own row numbers; all if left out.
     memory : int
         Budget for activations, in bytes; decides the batch.
     progress : bool, optional
@@ -198,10 +243,14 @@ def run(
     ------
     SiteError
         If an edit names a site that does not exist or never fires.
+    PhaselensError
+        For another word than "final" or "all".
     """
+    require_choice("at", at, get_args(At))
     check_names([edit.site for variant in variants for edit in variant.edits], model.site_names())
     metric = metric or answer_metrics(prompts)
-    count, length = prompts.tokens.shape
+    rows = rows if rows is not None else range(len(prompts))
+    count, length = len(rows), prompts.tokens.shape[1]
     every = variants if at == "final" else [v for v in variants for _ in range(length)]
     parts: list[Mapping[str, Tensor]] = []
     bar = tqdm(total=count, desc=label, disable=_quiet(progress), leave=False)
@@ -209,7 +258,8 @@ def run(
         planned = plan(model, count, length, len(every), memory)
         if not bar.disable:
             bar.write(f"{label}: {planned.describe(len(variants))}", file=sys.stderr)
-        for chunk in planned.batches:
+        for batch in planned.batches:
+            chunk = rows[batch.start : batch.stop]
             prompt = torch.arange(chunk.start, chunk.stop, device=model.device)
             tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
             logits = _run_chunk(model, tokens, prompt, variants, at)
@@ -306,6 +356,7 @@ def activations(
     names: Sequence[str],
     *,
     at: At = "final",
+    rows: range | None = None,
     memory: int = MEMORY,
     progress: bool | None = None,
     label: str = "calibration",
@@ -313,20 +364,23 @@ def activations(
     """Yield chunk by chunk the activations of chosen sites, at the final position or everywhere.
 
     Sites without a ``pos`` axis are yielded as they fire: with ``at="final"``, the entries that the final
-    token closes.
+    token closes. With `rows` only those prompts, under their own row numbers.
 
     Raises
     ------
     SiteError
         If a name never fires.
     """
+    require_choice("at", at, get_args(At))
     check_names(names, model.site_names())
     if not names:
         raise SiteError(f"no site was asked for; valid: {', '.join(model.site_names()[:8])}, …")
-    n, length = prompts.tokens.shape
+    rows = rows if rows is not None else range(len(prompts))
+    n, length = len(rows), prompts.tokens.shape[1]
     bar = tqdm(total=n, desc=label, disable=_quiet(progress), leave=False)
     with bar:
-        for chunk in chunks(model, n, length, 0, memory):
+        for batch in chunks(model, n, length, 0, memory):
+            chunk = rows[batch.start : batch.stop]
             tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
             cache = None
             if at == "final":

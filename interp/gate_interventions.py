@@ -265,7 +265,8 @@ def gate_parts(
         By ``gates``: ``accuracy (gates, phase)`` with BCa interval, ``effect loss serves p_effect (gates,
         unit, phase)``, and ``similarity (gates, unit)``: correlation over phases of a unit's mean change of
         log-probability with that under intact gates, with interval ``similarity_low similarity_high`` over
-        prompt_ids; NaN for units that serve no phase when intact.
+        prompt_ids; NaN for units that serve no phase when intact. Per prompt ``logprob (gates, unit, prompt,
+        residue)`` and ``clean_logprob (gates, prompt, residue)``.
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task)
@@ -283,7 +284,7 @@ def gate_parts(
     specialised = np.asarray(served[0]["serves"].values.any(axis=1))
     similar = [_similarity(change[0], each, specialised, seed) for each in change]
     bounds = [stats.phase_intervals(one["clean_correct"].values, step, seed=seed) for one in found]
-    cells, attrs = ("gates", "unit", "phase"), dict(found[0].attrs)
+    cells, rows, attrs = ("gates", "unit", "phase"), ("prompt", "residue"), dict(found[0].attrs)
     return xr.Dataset(
         {
             "accuracy": (("gates", "phase"), np.stack([one["clean_accuracy"].values for one in found])),
@@ -295,6 +296,8 @@ def gate_parts(
                 for v in ("loss", "serves", "p_effect")
             },
             "change": (cells, change.mean(axis=2)),
+            "logprob": (("gates", "unit", *rows), np.stack([one["logprob"].values for one in found])),
+            "clean_logprob": (("gates", *rows), np.stack([one["clean_logprob"].values for one in found])),
             **{
                 f"similarity{end}": (("gates", "unit"), np.stack([one[i] for one in similar]))
                 for i, end in enumerate(("", "_low", "_high"))
@@ -302,7 +305,7 @@ def gate_parts(
         },
         coords={
             "gates": [str(each) if isinstance(each, str) else f"offset {each}" for each in ("intact", *to)],
-            **{name: found[0].coords[name] for name in ("unit", "layer", "head", "phase")},
+            **{name: found[0].coords[name] for name in ("unit", "layer", "head", "phase", *rows)},
         },
         attrs=attrs,
     )

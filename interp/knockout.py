@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from hooks.errors import PhaselensError
+from hooks.checks import whole_number
+from hooks.errors import SiteError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
+from interp.controls import compared
 from interp.engine import At, Variant
 from interp.phases import by_phase, fold, measured_stride, sample_blocks
 from interp.replacement import CALIBRATION_BLOCKS, Replace, calibrate
@@ -20,6 +22,7 @@ from interp.units import Unit, select_units, union, units, where
 __all__ = ["effects", "knockout"]
 
 DEFAULT_PER_RESIDUE = 64
+_SCORES = ("logprob", "margin", "correct")
 
 
 def knockout(
@@ -79,31 +82,31 @@ def knockout(
     Raises
     ------
     PhaselensError
-        For a unit, replacement or label that does not exist.
+        For a unit, replacement, label or word for `at` that does not exist, or an empty list of them.
     """
     task = task or RecallTask.for_model(model)
-    if at not in ("final", "all"):
-        raise PhaselensError(f"at={at!r}; valid: final, all")
     step = measured_stride(model, task, stride)
     prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     chosen = select_units(units(model, unit, prompts), only)
     if sets is not None:
+        if not len(sets):
+            raise SiteError("an empty list of sets knocks nothing out; leave it out for single units")
         chosen = [union(select_units(chosen, labels)) for labels in sets]
     at = where(chosen, at)
     names = [name for one in chosen if one.replaced for name in one.sites]
-    value_at = None
-    if names:
-        value_at = calibrate(
-            model, task, prompts, names, replace=replace, at=at, stride=step, seed=seed,
-            n=n_calibration or CALIBRATION_BLOCKS * task.modulus, memory=memory, progress=progress,
-        ).at  # fmt: skip
+    if n_calibration is None:
+        n_calibration = CALIBRATION_BLOCKS * task.modulus
+    value_at = calibrate(
+        model, task, prompts, names, replace=replace, at=at, stride=step, seed=seed,
+        n=whole_number("n_calibration", n_calibration, 1), memory=memory, progress=progress,
+    ).at  # fmt: skip
     variants = [Variant(one.label, one.edits(value_at)) for one in chosen]
     scores = engine.run(model, prompts, variants, at=at, memory=memory, progress=progress, label="knockout")
     tables = {name: fold(values, task.modulus) for name, values in scores.items()}
     attrs = results.provenance(
         model, task, seed, unit_kind=unit, replace=replace if names else "masked", at=at,
         stride=step, modulus=task.modulus, n_per_residue=tables["correct"].shape[1],
-        query_position=prompts.query_position,
+        query_position=prompts.query_position, **compared(**{name: f"clean_{name}" for name in _SCORES}),
     )  # fmt: skip
     return effects(
         tables, chosen, position=fold(prompts.target_position, task.modulus), stride=step, attrs=attrs

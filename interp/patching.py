@@ -10,11 +10,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from hooks.checks import require_choice, whole_number
 from hooks.errors import PhaselensError, SiteError, StatisticsError, did_you_mean
 from hooks.sites import SITE_AXES, HookedModel
 from hooks.sites import site as parse_site
 from interp import engine, results
-from interp.controls import paired_statistics
+from interp.controls import NOTHING, compared, paired_statistics
 from interp.engine import At, Rows, Variant, answer_metrics
 from interp.phases import by_phase, fold, measured_stride, whole_blocks
 from interp.replacement import ValueAt
@@ -81,7 +82,7 @@ def patch(
     only : sequence of str, optional
         Labels; all if left out.
     reach : int, optional
-        How far positions (entries) go on both sides of the target's; S (2) if left out.
+        How far positions (entries) go on both sides of the target's, 0 for its own alone; S (2) if left out.
     n : int, optional
         Prompts, rounded up to whole blocks of R; 32 a residue if left out.
     seed : int
@@ -105,35 +106,40 @@ def patch(
     Raises
     ------
     PhaselensError
-        For a shift that is a multiple of the stride, or another kind of pair, direction or unit.
+        For a shift that is a multiple of the stride, a negative reach, or another kind of pair, direction, unit or
+        `at`.
     SiteError
         For a site that no layer has, or without the unit's axis.
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    _check(pairs, shift, direction, unit, step)
+    _check(pairs, shift, direction, unit, at, step)
+    reach = (step if unit == "position" else 2) if reach is None else whole_number("reach", reach, 0)
     blocks = whole_blocks(task, n, 32)
     base, source = task.sample_pairs(blocks * task.modulus, seed=seed, kind=pairs, shift=shift)
     if direction == "denoising":
         base, source = source, base
-    chosen, everywhere = _parts(model, base, unit, site, at, reach or (step if unit == "position" else 2))
+    chosen, everywhere = _parts(model, base, unit, site, at, reach)
     chosen = select_units(chosen, only)
-    held = held_values(
-        model, source, [name for one in chosen for name in one.sites], at=everywhere, memory=memory,
-        progress=progress,
-    )  # fmt: skip
-    variants = [Variant(one.label, one.edits(held)) for one in chosen]
-    options: dict[str, Any] = dict(memory=memory, progress=progress)
-    patched = engine.run(
-        model, base, variants, at=everywhere, metric=_metric(base, source), label="patch", **options
-    )
-    other = engine.run(model, source, metric=_metric(base, source), label="source", **options)
-    tables = {name: fold(v, task.modulus) for name, v in patched.items()}
+    options: dict[str, Any] = dict(metric=_metric(base, source), memory=memory)
+    patched: list[dict[str, Tensor]] = []
+    names = list(dict.fromkeys(name for one in chosen for name in one.sites))
+    for rows in engine.portions(
+        model, source, names, len(chosen), at=everywhere, memory=memory, progress=progress, label="patch"
+    ):
+        held = held_values(model, source, names, at=everywhere, rows=rows, memory=memory, progress=False)
+        variants = [Variant(one.label, one.edits(held)) for one in chosen]
+        patched.append(engine.run(model, base, variants, at=everywhere, rows=rows, progress=False, **options))
+    other = engine.run(model, source, label="source", progress=progress, **options)
+    tables = {name: fold(torch.cat([p[name] for p in patched], dim=1), task.modulus) for name in patched[0]}
     ends = {name: fold(v[0], task.modulus) for name, v in other.items()}
     return _dataset(tables, ends, chosen, fold(base.target_position, task.modulus), step, seed, results.provenance(
         model, task, seed, unit_kind=unit, pairs=pairs, shift=shift, direction=direction, at=everywhere,
         site=site or "", stride=step, modulus=task.modulus, n_per_residue=blocks,
-        query_position=base.query_position,
+        query_position=base.query_position, **compared(
+            logprob="base_logprob", margin="base_margin", correct="base_correct", logit_difference="base_logit_difference",
+            kl=NOTHING,
+        ),
     ))  # fmt: skip
 
 
@@ -143,36 +149,43 @@ def held_values(
     names: Sequence[str],
     *,
     at: At,
+    rows: range | None = None,
     memory: int = engine.MEMORY,
     progress: bool | None = None,
 ) -> ValueAt:
-    """Run source prompts and return their activations, row by row, as replacement values."""
+    """Run source prompts and return their activations, row by row, as replacement values.
+
+    With `rows` only those prompts are run and held, and only they can be asked for.
+    """
+    rows = rows if rows is not None else range(len(source))
     parts: dict[str, list[Tensor]] = {name: [] for name in dict.fromkeys(names)}
     for _, kept in engine.activations(
-        model, source, list(parts), at=at, memory=memory, progress=progress, label="source"
+        model, source, list(parts), at=at, rows=rows, memory=memory, progress=progress, label="source"
     ):
         for name, tensor in kept.items():
             parts[name].append(tensor)
-    values = {name: torch.cat(part) for name, part in parts.items()}
+    # One part, the usual case, is held as it is: joining would copy it.
+    values = {name: part[0] if len(part) == 1 else torch.cat(part) for name, part in parts.items()}
 
-    def value_at(name: str, tensor: Tensor, rows: Rows) -> Tensor:
-        found, axes = values[name][rows.prompt], SITE_AXES[_kind(name)]
-        if "pos" in axes and found.shape[axes.index("pos")] > len(rows.positions):
-            found = found.index_select(axes.index("pos"), rows.positions)
+    def value_at(name: str, tensor: Tensor, wanted: Rows) -> Tensor:
+        found, axes = values[name][wanted.prompt - rows.start], SITE_AXES[_kind(name)]
+        if "pos" in axes and found.shape[axes.index("pos")] > len(wanted.positions):
+            found = found.index_select(axes.index("pos"), wanted.positions)
         return found
 
     return value_at
 
 
-def _check(pairs: str, shift: int, direction: str, unit: str, stride: int) -> None:
-    if pairs == "shift" and shift % stride == 0:
+def _check(pairs: str, shift: int, direction: str, unit: str, at: str | None, stride: int) -> None:
+    require_choice("pairs", pairs, ("shift", "value"))
+    require_choice("direction", direction, ("noising", "denoising"))
+    require_choice("unit", unit, get_args(PatchUnit))
+    if at is not None:
+        require_choice("at", at, get_args(At))
+    if whole_number("shift", shift) % stride == 0 and pairs == "shift":
         raise PhaselensError(
             f"shift={shift} leaves every phase where it is at stride {stride}; valid: 1 to {stride - 1}"
         )
-    if direction not in ("noising", "denoising"):
-        raise PhaselensError(f"direction={direction!r}; valid: noising, denoising")
-    if unit not in get_args(PatchUnit):
-        raise PhaselensError(f"unit={unit!r}; {did_you_mean(unit, get_args(PatchUnit))}")
 
 
 # ---- what is patched ---------------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from hooks.errors import PhaselensError, SiteError
+from hooks.checks import require_choice
+from hooks.errors import SiteError
 from hooks.sites import HookedModel
 from interp import engine, results
-from interp.controls import paired_statistics
+from interp.controls import NOTHING, compared, paired_statistics
 from interp.engine import At, Edit, Rows, Variant
+from interp.patching import held_values
 from interp.phases import by_phase, fold, measured_stride, sample_blocks
 from interp.replacement import CALIBRATION_BLOCKS, Replace, ValueAt, calibrate
 from interp.tasks.prompts import Prompts, Task
@@ -29,6 +31,8 @@ from interp.units import Unit, select_units, units
 __all__ = ["direct_effects", "path_patch"]
 
 _FROZEN = ("engram.hook_out", "hook_attn_out", "hook_mlp_out")
+"""Components that write to the stream, in the order in which a layer runs them."""
+_ENDS = ("head", "kv_head", "layer")
 DEFAULT_PER_RESIDUE = 16
 
 
@@ -51,7 +55,7 @@ def direct_effects(
     ----------
     model, task, n, seed, stride, memory, progress
         As in :func:`interp.knockout.knockout`; 16 prompts a residue if `n` is left out.
-    unit : "head", "kv_head", "layer" or "mlp"
+    unit : "head", "kv_head", "layer", "mlp" or "engram"
         What is removed.
     replace : str
         By what.
@@ -78,15 +82,19 @@ def direct_effects(
     prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     chosen = _replaceable(model, unit, prompts, only)
     value_at = _values(model, task, prompts, chosen, replace, "final", step, seed, memory, progress)
-    held = _clean_outputs(model, prompts, 0, "final", memory, progress)
-    direct = [
-        Variant(one.label, (*one.edits(value_at), *_freeze(model, held, one.layer, unit == "mlp")))
-        for one in chosen
-    ]
+    outputs, size = _outputs(model), len(chosen)
     total = [Variant(one.label, one.edits(value_at)) for one in chosen]
-    scores = engine.run(model, prompts, [*direct, *total], memory=memory, progress=progress, label="direct")
-    tables = {name: fold(values, task.modulus).astype(float) for name, values in scores.items()}
-    size = len(chosen)
+    parts: list[dict[str, Tensor]] = []
+    for rows in engine.portions(
+        model, prompts, outputs, 2 * size, memory=memory, progress=progress, label="direct"
+    ):
+        held = held_values(model, prompts, outputs, at="final", rows=rows, memory=memory, progress=False)
+        direct = [Variant(one.label, (*one.edits(value_at), *_freeze(outputs, held, one))) for one in chosen]
+        parts.append(engine.run(model, prompts, [*direct, *total], rows=rows, memory=memory, progress=False))
+    tables = {
+        name: fold(torch.cat([part[name] for part in parts], dim=1), task.modulus).astype(float)
+        for name in parts[0]
+    }
     logprob, correct = tables["logprob"], tables["correct"]
     changes = {
         "direct": logprob[1 : 1 + size] - logprob[0],
@@ -113,6 +121,7 @@ def direct_effects(
         attrs=results.provenance(
             model, task, seed, unit_kind=unit, replace=replace, at="final", stride=step, modulus=task.modulus,
             n_per_residue=logprob.shape[1], query_position=prompts.query_position,
+            **compared(logprob_total="clean_logprob", logprob_direct="clean_logprob"),
         ),
     )  # fmt: skip
 
@@ -156,57 +165,74 @@ def path_patch(
     Dataset
         ``effect (sender, receiver, phase)``: mean change of log-probability (nats) along the path; receiver
         "logits" is the direct effect; NaN where the receiver does not lie behind the sender. ``effect_p`` is
-        family-wise over all paths, ``effect_q`` exploratory; ``effect_low effect_high`` BCa.
+        family-wise over all paths, ``effect_q`` exploratory; ``effect_low effect_high`` BCa. Per prompt
+        ``change (sender, receiver, prompt, residue)`` and ``clean_logprob (prompt, residue)``.
 
     Raises
     ------
     PhaselensError
-        For labels that do not exist.
+        For units or labels that do not exist.
     """
+    require_choice("unit", unit, _ENDS)
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
     prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
     every = _replaceable(model, unit, prompts, None)
-    if unit == "mlp":
-        raise PhaselensError("unit='mlp' is no end of a path; valid: head, kv_head, layer")
     sending, receiving = select_units(every, senders), select_units(every, receivers)
     value_at = _values(model, task, prompts, sending, replace, at, step, seed, memory, progress)
-    held = _clean_outputs(model, prompts, 0, at, memory, progress)
-    deltas: list[np.ndarray] = []
-    pairs: list[tuple[int, int]] = []
-    for row, one in enumerate(sending):
-        behind = [(i, other) for i, other in enumerate(receiving) if other.layer > one.layer]
-        probe = _Probe({name for _, other in behind for name in other.sites})
-        freeze = _freeze(model, held, one.layer, False)
-        cut = Variant(one.label, (*one.edits(value_at), *freeze, *probe.edits()))
-        first = engine.run(model, prompts, [cut], at=at, memory=memory, progress=progress, label="sender")
-        second = engine.run(
-            model, prompts, [Variant(other.label, other.edits(probe.at)) for _, other in behind],
-            memory=memory, progress=progress, label="receivers",
-        )  # fmt: skip
-        tables = [fold(s["logprob"], task.modulus).astype(float) for s in (first, second)]
-        deltas += [tables[0][1] - tables[0][0], *(tables[1][1:] - tables[1][0])]
-        pairs += [(row, len(receiving)), *((row, i) for i, _ in behind)]
-    found = paired_statistics("effect", np.stack(deltas), step, seed=seed)
-    shape = (len(sending), len(receiving) + 1, step)
+    outputs = _outputs(model)
+    names = [*outputs, *(name for one in receiving for name in one.sites)]
+    change = np.full((len(sending), len(receiving) + 1, len(prompts)), np.nan)
+    there = np.zeros(change.shape[:2], dtype=bool)
+    clean = np.empty(len(prompts))
+    # Batch by batch, as what is held (and noted by probes) must fit the budget beside the runs.
+    for rows in engine.portions(
+        model, prompts, names, len(receiving), at=at, memory=memory, progress=False
+    ):  # fmt: skip
+        held = held_values(model, prompts, outputs, at=at, rows=rows, memory=memory, progress=False)
+        here, options = slice(rows.start, rows.stop), {"rows": rows, "memory": memory, "progress": progress}
+        for row, one in enumerate(sending):
+            behind = [i for i, other in enumerate(receiving) if other.layer > one.layer]
+            probe = _Probe({name for i in behind for name in receiving[i].sites})
+            cut = Variant(one.label, (*one.edits(value_at), *_freeze(outputs, held, one), *probe.edits()))
+            clean[here], alone = _logprob(engine.run(model, prompts, [cut], at=at, label="sender", **options))
+            change[row, -1, here] = alone - clean[here]
+            if behind:
+                cuts = [Variant(receiving[i].label, receiving[i].edits(probe.at)) for i in behind]
+                through = _logprob(engine.run(model, prompts, cuts, label="receivers", **options))
+                change[row, behind, here] = through[1:] - through[0]
+            there[row, [*behind, -1]] = True
+    change = fold(change, task.modulus)
+    found = paired_statistics("effect", change[there], step, seed=seed)
     data: dict[str, Any] = {}
     for name, (_, values) in found.items():
-        table = np.full(shape, np.nan)
-        for (row, column), value in zip(pairs, values, strict=True):
-            table[row, column] = value
+        table = np.full((*there.shape, step), np.nan)
+        table[there] = values
         data[name] = (("sender", "receiver", "phase"), table)
+    axes = ("sender", "receiver", "prompt", "residue")
+    data |= {
+        "change": (axes, change),
+        "clean_logprob": (axes[2:], fold(clean, task.modulus)),
+        "target_position": (axes[2:], fold(prompts.target_position, task.modulus)),
+    }
     return xr.Dataset(
         data,
         coords={
             "sender": [one.label for one in sending],
             "receiver": [*(one.label for one in receiving), "logits"],
-            "phase": np.arange(step),
+            "phase": np.arange(step), "prompt": np.arange(change.shape[2]),
+            "residue": np.arange(task.modulus),
         },
         attrs=results.provenance(
             model, task, seed, unit_kind=unit, replace=replace, at=at, stride=step, modulus=task.modulus,
             n_per_residue=len(prompts) // task.modulus, query_position=prompts.query_position,
+            **compared(change=NOTHING),
         ),
     )  # fmt: skip
+
+
+def _logprob(scores: dict[str, Tensor]) -> np.ndarray:
+    return scores["logprob"].double().numpy()
 
 
 class _Probe:
@@ -235,7 +261,7 @@ class _Probe:
 def _replaceable(model: HookedModel, unit: str, prompts: Prompts, only: Sequence[str] | None) -> list[Unit]:
     chosen = select_units(units(model, unit, prompts), only)
     if not chosen or not all(one.replaced for one in chosen):
-        raise SiteError(f"unit={unit!r} is masked, not replaced; valid: head, kv_head, layer, mlp")
+        raise SiteError(f"unit={unit!r} is masked, not replaced; valid: head, kv_head, layer, mlp, engram")
     return chosen
 
 
@@ -250,41 +276,22 @@ def _values(
     ).at  # fmt: skip
 
 
-def _clean_outputs(
-    model: HookedModel, prompts: Prompts, first: int, at: At, memory: int, progress: bool | None
-) -> dict[str, Tensor]:
-    """Clean outputs of every component from layer `first` on."""
+def _outputs(model: HookedModel) -> list[str]:
+    """Sites of all that writes to the stream, in the order in which it runs."""
     valid = set(model.site_names())
-    names = [
-        name
-        for layer in range(first, model.cfg.n_layers)
-        for kind in _FROZEN
-        if (name := f"blocks.{layer}.{kind}") in valid
-    ]
-    parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    for _, kept in engine.activations(
-        model, prompts, names, at=at, memory=memory, progress=progress, label="clean outputs"
-    ):
-        for name, tensor in kept.items():
-            parts[name].append(tensor)
-    return {name: torch.cat(part) for name, part in parts.items()}
+    every = (f"blocks.{layer}.{kind}" for layer in range(model.cfg.n_layers) for kind in _FROZEN)
+    return [name for name in every if name in valid]
 
 
-def _freeze(model: HookedModel, held: dict[str, Tensor], layer: int, is_mlp: bool) -> tuple[Edit, ...]:
-    """Edits that hold everything behind a head (or an MLP) of a layer at its clean output."""
+def _freeze(outputs: Sequence[str], held: ValueAt, one: Unit) -> tuple[Edit, ...]:
+    """Edits that hold everything that runs behind a unit, in its own layer and later, at its clean output."""
 
     def hold(name: str) -> Edit:
-        def apply(tensor: Tensor, rows: Rows) -> Tensor:
-            values = held[name][rows.prompt]
-            return values[:, -tensor.shape[1] :].to(tensor.dtype)
+        return Edit(name, lambda tensor, rows: held(name, tensor, rows).to(tensor.dtype))
 
-        return Edit(name, apply)
-
-    def behind(name: str) -> bool:
-        own = int(name.split(".")[1])
-        return own > layer or (own == layer and name.endswith("hook_mlp_out") and not is_mlp)
-
-    return tuple(hold(name) for name in held if behind(name))
+    # A head's z is no output itself: its layer's attention output is made of it.
+    own = next((name for name in one.sites if name in outputs), f"blocks.{one.layer}.hook_attn_out")
+    return tuple(hold(name) for name in outputs[outputs.index(own) + 1 :])
 
 
 def _coords(chosen: Sequence[Unit], stride: int, table: np.ndarray) -> dict[str, Any]:

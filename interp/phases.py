@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hooks.checks import whole_number
 from hooks.errors import StatisticsError
 from hooks.sites import HookedModel
 from interp.tasks.prompts import Prompts, Task
@@ -32,12 +33,12 @@ def measured_stride(model: HookedModel, task: Task, stride: int | None = None) -
 
     Raises
     ------
-    StatisticsError
-        If the given stride does not divide R.
+    PhaselensError
+        If the given stride is no whole number or does not divide R.
     """
     modulus = task.modulus
     if stride is not None:
-        if stride < 1 or modulus % stride:
+        if whole_number("stride", stride) < 1 or modulus % stride:
             valid = [d for d in range(1, modulus + 1) if modulus % d == 0]
             raise StatisticsError(
                 f"stride={stride} does not divide modulus={modulus}; valid: {', '.join(map(str, valid))}"
@@ -60,12 +61,12 @@ def whole_blocks(task: Task, n: int | None, default: int = 1) -> int:
 
     Raises
     ------
-    StatisticsError
-        For no prompt at all.
+    PhaselensError
+        For no prompt at all, or a part of one.
     """
     if n is None:
         return default
-    if n < 1:
+    if whole_number("n", n) < 1:
         raise StatisticsError(f"n={n} prompts; valid: 1 or more, {task.modulus} for one at every residue")
     return -(-n // task.modulus)
 

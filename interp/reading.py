@@ -14,9 +14,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from hooks.checks import whole_number
 from hooks.errors import PhaselensError, SiteError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
+from interp.controls import compared
 from interp.phases import fold, measured_stride, sample_blocks
 from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
@@ -51,49 +53,9 @@ def reading(
         Attention mass (0 … 1, never renormalised) on ``entries``, all visible entries_of(target); on ``exact``,
         the exact columns of the target key and of the value behind it; and on the ``sink``: each ``(unit,
         phase)`` with BCa interval ``_low _high`` over prompt_ids, and per prompt ``mass_entries mass_exact
-        mass_sink (unit, prompt, residue)``. Units are query heads. NaN where a layer has no such column. What
-        is left lies on other columns.
-    """
-    task = task or RecallTask.for_model(model)
-    step = measured_stride(model, task, stride)
-    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
-    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
-    parts: list[Tensor] = []
-    for chunk, kept in engine.activations(
-        model, prompts, names, memory=memory, progress=progress, label="reading"
-    ):
-        some = prompts.select(slice(chunk.start, chunk.stop))
-        rows = [_masses(model, layer, kept[name][:, :, -1], some) for layer, name in enumerate(names)]
-        parts.append(torch.cat(rows, dim=1))  # [kind, unit, prompt]
-    mass = fold(torch.cat(parts, dim=-1).double(), task.modulus)
-    data: dict[str, Any] = {}
-    for kind, values in zip(_KINDS, mass, strict=True):
-        by = stats.phase_means(values, step)  # [unit, prompt, phase]
-        there = ~np.isnan(by).any(axis=(1, 2))
-        bounds = np.full((2, len(by), step), np.nan)
-        if there.any():
-            bounds[:, there] = stats.bca(by[there].swapaxes(0, 1), seed=seed, n_resamples=500)
-        data |= {
-            kind: (("unit", "phase"), by.mean(1)),
-            f"mass_{kind}": (("unit", "prompt", "residue"), values),
-        }
-        data |= {
-            f"{kind}_{end}": (("unit", "phase"), b) for end, b in zip(("low", "high"), bounds, strict=True)
-        }
-    heads = [(layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)]
-    data["target_position"] = (("prompt", "residue"), fold(prompts.target_position, task.modulus))
-    return xr.Dataset(
-        data,
-        coords={
-            "unit": [f"{layer}.{head}" for layer, head in heads],
-            "layer": ("unit", [layer for layer, _ in heads]), "head": ("unit", [head for _, head in heads]),
-            "phase": np.arange(step), "prompt": np.arange(mass.shape[2]), "residue": np.arange(task.modulus),
-        },
-        attrs=results.provenance(
-            model, task, seed, unit_kind="head", stride=step, modulus=task.modulus,
-            n_per_residue=mass.shape[2], query_position=prompts.query_position,
-        ),
-    )  # fmt: skip
+        mass_sink (unit, prompt, residue)``, beside each prompt's mean over residues, ``mean_mass_… (unit,
+        prompt)``, which a head that reads every phase alike does not leave. Units are query heads. NaN where a
+        layer has no such column. What is left lies on other columns.
 
 
 def _masses(model: HookedModel, layer: int, pattern: Tensor, prompts: Prompts) -> Tensor:
@@ -174,19 +136,24 @@ def value_path(
     SiteError
         For a layer or head that does not exist.
     PhaselensError
-        For a row that does not exist.
+        For a row or token that does not exist.
     """
+    layer, head, row = (
+        whole_number(name, value) for name, value in (("layer", layer), ("head", head), ("row", row))
+    )
     if not 0 <= layer < model.cfg.n_layers or not 0 <= head < model.cfg.n_heads:
         raise SiteError(
             f"head {layer}.{head} does not exist; valid: 0.0 to {model.cfg.n_layers - 1}.{model.cfg.n_heads - 1}"
         )
     if not 0 <= row < len(prompts):
         raise PhaselensError(f"row {row} does not exist; valid: 0 to {len(prompts) - 1}")
+    if token is None:
+        token = int(prompts.answer[row])
+    answer = whole_number("token", token, 0, model.cfg.d_vocab - 1)
     tokens = prompts.tokens[row : row + 1].to(model.device)
     read, clean, key_gate = _read_head(model, tokens, layer, head)
     paths = _paths(read, model)
     output = _outputs(model, tokens, read, paths)
-    answer = int(prompts.answer[row]) if token is None else token
     head_output = clean["result"]
     logits = _to_logits(model, torch.cat([output, head_output[None]]), clean["stream"], answer)
     position = np.array([p[3] for p in paths])

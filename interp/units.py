@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from hooks.checks import require_choice
 from hooks.errors import PhaselensError, SiteError, did_you_mean
 from hooks.sites import HookedModel, site
 from interp.engine import At, Edit, Rows
@@ -101,22 +102,34 @@ def select_units(found: Sequence[Unit], labels: Sequence[str] | None) -> list[Un
     Raises
     ------
     SiteError
-        For a label that does not exist, e.g. head 4 of 4.
+        For a label that does not exist, e.g. head 4 of 4, and for no label at all.
     """
     if labels is None:
         return list(found)
-    labels = [labels] if isinstance(labels, str) else labels
     by_label = {unit.label: unit for unit in found}
+    # A number is what people write for a layer; it is no label, and is said to be none.
+    labels = [labels] if isinstance(labels, str) or not isinstance(labels, Iterable) else list(labels)
+    if not labels:
+        raise SiteError(
+            f"an empty list picks no unit; leave it out for all, or {did_you_mean('', by_label, 40)}"
+        )
     for label in labels:
         if label not in by_label:
             raise SiteError(
-                f"unit {label!r} does not exist in this model; {did_you_mean(label, by_label, 40)}"
+                f"unit {label!r} does not exist in this model; {did_you_mean(str(label), by_label, 40)}"
             )
     return [by_label[label] for label in labels]
 
 
 def where(chosen: Sequence[Unit], at: At) -> At:
-    """`at`; or "all" if a unit edits a site without positions, which nothing at the final position reaches."""
+    """`at`; or "all" if a unit edits a site without positions, which nothing at the final position reaches.
+
+    Raises
+    ------
+    PhaselensError
+        For another word.
+    """
+    require_choice("at", at, get_args(At))
     reached = all("pos" in site(name).axes for one in chosen for name in one.sites)
     return at if reached else "all"
 
