@@ -14,6 +14,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from hooks.checks import whole_number
 from hooks.errors import PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
 from hooks.sites import HookedModel
@@ -46,10 +47,9 @@ def one_prompt(task: Task, prompt: int, *, seed: int = 0) -> Prompts:
     Raises
     ------
     PhaselensError
-        For a negative number.
+        For a number that is negative or not whole.
     """
-    if prompt < 0:
-        raise PhaselensError(f"prompt={prompt}; base prompts are numbered from 0")
+    whole_number("prompt", prompt, 0)  # base prompts are numbered from 0
     size = task.modulus
     return task.sample((prompt + 1) * size, seed=seed).select(slice(prompt * size, (prompt + 1) * size))
 
@@ -68,7 +68,10 @@ def changed_gates(model: Any, gates: str, task: Task) -> Iterator[Any]:
     elif gates.startswith("cycled "):
         from interp.gates import cycle_gates
 
-        yield cycle_gates(model, int(gates.removeprefix("cycled ")))
+        shift = gates.removeprefix("cycled ")
+        if not shift.removeprefix("-").isdecimal():
+            raise PhaselensError(f"gates={gates!r}; valid: trained, a word of forced_gates, or cycled N")
+        yield cycle_gates(model, int(shift))
     else:
         from interp.gate_interventions import forced_gates
 

@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from hooks.checks import whole_number
 from hooks.errors import PhaselensError, SiteError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
@@ -78,8 +79,13 @@ def cycling(
     Raises
     ------
     SiteError
-        If windows overlap or gates are not learned.
+        If windows overlap or gates are not learned, or a shift is no whole number.
+    PhaselensError
+        For no shift at all, or fewer than one resample.
     """
+    if not len(shifts):
+        raise PhaselensError("shifts=[] cycles nothing; valid: one offset or more, e.g. 1, -1")
+    whole_number("n_resamples", n_resamples, 1)
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task)
     options: dict[str, Any] = dict(n_per_residue=n_per_residue, seed=seed, memory=memory, progress=progress)
@@ -170,7 +176,7 @@ def forced_gates(
     SiteError
         If the model has no gates, or no such offset.
     PhaselensError
-        For another word.
+        For another word, or a number that is not whole.
 
     Notes
     -----
@@ -181,18 +187,25 @@ def forced_gates(
     ]
     if not names:
         raise SiteError(f"model {model.name!r} has no gates: none of its layers is chunked")
-    if isinstance(to, str) and to not in FORCED:
-        raise PhaselensError(f"to={to!r}; valid: {', '.join(FORCED)} or an offset")
+    _check_part(to)
     mean: dict[str, Tensor] = {}
+    how = f"gates forced to {to if isinstance(to, str) else f'offset {to}'}"
     if to in ("static", "deviation"):
         task = task or RecallTask.for_model(model)
         mean = _mean_gates(model, task, names, n, seed, memory, progress)
+        how += (
+            f" ({whole_blocks(task, n, MEAN_BLOCKS)} base prompts, seed {seed})"  # others have another mean
+        )
     hooks = [(name, _forcing(model, name, to, mean.get(name))) for name in names]
-    how = f"gates forced to {to if isinstance(to, str) else f'offset {to}'}"
-    if mean:  # the mean is another one for other prompts
-        how += f" ({whole_blocks(task, n, MEAN_BLOCKS)} base prompts, seed {seed})"
     with altered(model, how, hooks):
         yield model
+
+
+def _check_part(to: Any) -> None:
+    if not isinstance(to, str):
+        whole_number("offset", to)
+    elif to not in FORCED:
+        raise PhaselensError(f"to={to!r}; valid: {', '.join(FORCED)} or an offset")
 
 
 def _mean_gates(
@@ -262,16 +275,28 @@ def gate_parts(
     Returns
     -------
     Dataset
-        By ``gates``: ``accuracy (gates, phase)`` with BCa interval, ``effect loss serves p_effect (gates,
+        By ``gates``: ``accuracy (gates, phase)`` with BCa interval, ``effect_pp loss serves p_effect (gates,
         unit, phase)``, and ``similarity (gates, unit)``: correlation over phases of a unit's mean change of
         log-probability with that under intact gates, with interval ``similarity_low similarity_high`` over
         prompt_ids; NaN for units that serve no phase when intact. Per prompt ``logprob (gates, unit, prompt,
         residue)`` and ``clean_logprob (gates, prompt, residue)``.
+
+    Raises
+    ------
+    SiteError
+        If the model has no gates, or no such offset.
+    PhaselensError
+        For a part, unit or number of prompts that does not exist, and for no part at all.
     """
+    parts = [to] if isinstance(to, str) else list(to)
+    if not parts:
+        raise PhaselensError(f"to=[] forces nothing; valid: {', '.join(FORCED)} or offsets")
+    for each in parts:  # refuses before anything runs
+        _check_part(each)
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task)
     found: list[xr.Dataset] = []
-    for each in ("intact", *to):
+    for each in ("intact", *parts):
         inside: Any = contextlib.nullcontext(model)
         if each != "intact":
             inside = forced_gates(model, each, task, seed=seed, memory=memory, progress=progress)
@@ -304,7 +329,9 @@ def gate_parts(
             },
         },
         coords={
-            "gates": [str(each) if isinstance(each, str) else f"offset {each}" for each in ("intact", *to)],
+            "gates": [
+                str(each) if isinstance(each, str) else f"offset {each}" for each in ("intact", *parts)
+            ],
             **{name: found[0].coords[name] for name in ("unit", "layer", "head", "phase", *rows)},
         },
         attrs=attrs,

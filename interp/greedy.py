@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from hooks.checks import whole_number
 from hooks.errors import PhaselensError, StatisticsError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
@@ -68,19 +69,21 @@ def smallest_set(
         By ``step`` (0 is the clean run): ``label``, the unit that joined; ``accuracy_discover
         accuracy_confirm (step)`` in percent, the latter with Wilson interval ``…_low …_high`` (of prompts that
         share a base prompt at several residues: an approximation). Attributes ``units`` (the final set,
-        "+"-joined), ``size``, ``reached`` (1 if accuracy on the confirming prompts is below x),
-        ``accuracy_final_confirm``. Greedy: a smaller set may exist.
+        "+"-joined), ``size``, ``n_confirm`` prompts of ``n_confirm_ids`` base prompts, ``reached`` (1 if accuracy
+        on the confirming prompts is below x), ``accuracy_final_confirm``. Below
+        :data:`interp.stats.MIN_TEST_PROMPTS` confirming base prompts what they would confirm is undefined (NaN):
+        both attributes and ``accuracy_confirm``. Greedy: a smaller set may exist.
 
     Raises
     ------
     PhaselensError
-        For a phase that does not exist or a percentage out of range.
+        For a phase, unit, replacement, label or word for `at` that does not exist, or a percentage out of range.
     StatisticsError
         For fewer than two base prompts.
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
-    if not 0 <= phase < step:
+    if not 0 <= whole_number("phase", phase) < step:
         raise PhaselensError(f"phase={phase} does not exist at stride {step}; valid: 0 to {step - 1}")
     if not 0 < below <= 100:
         raise PhaselensError(f"below={below} is not a percentage; valid: above 0, up to 100")
@@ -89,7 +92,8 @@ def smallest_set(
     blocks = int(prompts.prompt_id.max()) + 1
     if blocks < 2:
         raise StatisticsError("1 base prompt cannot be split to discover and confirm; valid: 2 or more")
-    discover, _ = stats.discover_confirm(blocks, seed=seed)
+    discover, confirming = stats.discover_confirm(blocks, seed=seed)
+    enough = len(confirming) >= stats.MIN_TEST_PROMPTS
     chosen = select_units(units(model, unit, prompts), only)
     at = where(chosen, at)
     names = [name for one in chosen if one.replaced for name in one.sites]
@@ -121,9 +125,10 @@ def smallest_set(
         if 100 * rows[-1][1] < below:
             break
     kept, final = _pruned(kept, below, score, rows[-1][2])
-    counts = np.array([row[2].sum() for row in rows])
     size = rows[0][2].size
-    low, high = stats.wilson(counts, size)
+    counts = np.array([row[2].sum() if enough else np.nan for row in rows])
+    low, high = stats.wilson(counts, size) if enough else (counts, counts)
+    accuracy_final = 100 * float(final.mean()) if enough else float("nan")
     return xr.Dataset(
         {
             "label": ("step", [label for label, _, _ in rows]),
@@ -136,8 +141,8 @@ def smallest_set(
         attrs=results.provenance(
             model, task, seed, unit_kind=unit, replace=replace if names else "masked", at=at, stride=step,
             modulus=task.modulus, phase=phase, below=float(below), n_per_residue=blocks, n_confirm=int(size),
-            units="+".join(one.label for one in kept), size=len(kept),
-            accuracy_final_confirm=100 * float(final.mean()), reached=int(100 * final.mean() < below),
+            n_confirm_ids=len(confirming), units="+".join(one.label for one in kept), size=len(kept),
+            accuracy_final_confirm=accuracy_final, reached=int(accuracy_final < below) if enough else float("nan"),
         ),
     )  # fmt: skip
 

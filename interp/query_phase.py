@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from hooks.checks import whole_number
 from hooks.errors import TaskError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
@@ -64,7 +65,10 @@ def query_sweep(
     ------
     TaskError
         If the task cannot move its query.
+    PhaselensError
+        For less than one base prompt, or a stride that does not divide R.
     """
+    whole_number("n_per_residue", n_per_residue, 1)
     task = task or RecallTask.for_model(model)
     if not isinstance(task, RecallTask):
         raise TaskError(f"{type(task).__name__} cannot move its query; valid: RecallTask")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
+from hooks.checks import require_choice, whole_number
 from hooks.errors import StatisticsError, TaskError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
@@ -66,12 +67,8 @@ def phase_sweep(
         If the model cannot do the task, `stride` does not divide R, or `clean` is of other prompts.
     """
     task = task or RecallTask.for_model(model)
-    if n_per_residue < 1:
-        raise StatisticsError(
-            f"n_per_residue={n_per_residue}; valid: 1 or more, 64 for an interval worth showing"
-        )
-    if axis not in ("target", "query"):
-        raise StatisticsError(f"axis={axis!r}; valid: target, query")
+    whole_number("n_per_residue", n_per_residue, 1)
+    require_choice("axis", axis, ("target", "query"))
     if axis == "query":
         from interp.query_phase import query_sweep
 

@@ -94,8 +94,9 @@ def test_words_name_each_kind_of_token(task):
 
 def test_prompts_are_numbered_from_zero(task):
     assert one_prompt(task, 0).tokens.shape[0] == task.modulus
-    with pytest.raises(PhaselensError, match="prompt=-1"):
-        one_prompt(task, -1)
+    for number in (-1, 0.5):
+        with pytest.raises(PhaselensError, match=f"prompt={number}"):
+            one_prompt(task, number)
 
 
 def test_gates_are_uniform_or_cycled_inside_and_as_trained_afterwards(model, task):
@@ -110,8 +111,9 @@ def test_gates_are_uniform_or_cycled_inside_and_as_trained_afterwards(model, tas
     with changed_gates(model, "trained", task) as changed:
         assert changed is model
     assert torch.equal(model(tokens), before)
-    with pytest.raises(PhaselensError), changed_gates(model, "nonsense", task):
-        pass
+    for word in ("nonsense", "cycled x"):
+        with pytest.raises(PhaselensError, match=word), changed_gates(model, word, task):
+            pass
 
 
 def test_removing_units_gives_what_zeroing_them_by_hand_gives(model, task):

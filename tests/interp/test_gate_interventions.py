@@ -6,7 +6,7 @@ import torch
 
 import hooks
 from hooks import SiteError
-from hooks.errors import StatisticsError
+from hooks.errors import PhaselensError, StatisticsError
 from interp import cycle_gates, gate_profile, knockout, phase_sweep
 from interp.gate_interventions import cycling, forced_gates, gate_parts, r_squared
 from interp.tasks import RecallTask
@@ -125,6 +125,25 @@ def test_what_cannot_be_forced_is_named():
             pass
     with pytest.raises(SiteError):
         cycling(small(window=6), TASK, n_per_residue=2)
+
+
+@pytest.mark.parametrize(
+    ("said", "verb"),
+    [
+        ("shifts=[] cycles nothing", lambda m: cycling(m, TASK, shifts=[], n_per_residue=2)),
+        ("shift=1.5", lambda m: cycling(m, TASK, shifts=[1.5], n_per_residue=2)),
+        ("n_resamples=0", lambda m: cycling(m, TASK, n_per_residue=2, n_resamples=0)),
+        ("n_per_residue=1.5", lambda m: cycling(m, TASK, n_per_residue=1.5)),
+        ("offset=1.5", lambda m: gate_parts(m, TASK, to=[1.5], n=4)),
+        ("offset=True", lambda m: gate_parts(m, TASK, to=[True], n=4)),
+        ("to='s'", lambda m: gate_parts(m, TASK, to="s", n=4)),
+        ("to=[] forces nothing", lambda m: gate_parts(m, TASK, to=[], n=4)),
+    ],
+)
+def test_values_that_cannot_be_are_named(said, verb):
+    with pytest.raises(PhaselensError) as raised:
+        verb(small())
+    assert said in str(raised.value)
 
 
 def test_cycling_predicts_by_rolling_and_counts_phases():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,3 +66,18 @@ def test_phases_and_percentages_are_checked():
         smallest_set(small(), TASK, phase=4)
     with pytest.raises(PhaselensError, match="below=0"):
         smallest_set(small(), TASK, phase=1, below=0)
+
+
+def test_what_too_few_base_prompts_confirm_is_undefined():
+    """Under 6 confirming base prompts no sign-flip test could reach 5%: nothing is called reached."""
+    options = {"phase": 0, "replace": "zero", "progress": False}
+    few = smallest_set(small(), TASK, n=10 * TASK.modulus, **options)
+    assert (few.attrs["n_confirm"], few.attrs["n_confirm_ids"]) == (5, 5)
+    assert np.isnan([few.attrs["reached"], few.attrs["accuracy_final_confirm"]]).all()
+    for name in ("accuracy_confirm", "accuracy_confirm_low", "accuracy_confirm_high"):
+        assert np.isnan(few[name].values).all()
+    assert np.isfinite(few.accuracy_discover.values).all()
+    enough = smallest_set(small(), TASK, n=12 * TASK.modulus, **options)
+    assert enough.attrs["n_confirm_ids"] == 6
+    assert enough.attrs["reached"] in (0, 1)
+    assert np.isfinite(enough.accuracy_confirm_low.values).all()

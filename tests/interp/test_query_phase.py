@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hooks import CompressedTransformer, ModelConfig
-from hooks.errors import TaskError
+from hooks.errors import PhaselensError, TaskError
 from interp import phase_sweep, query_phase
 from interp.query_phase import query_sweep
 from interp.tasks import RecallTask
@@ -76,3 +76,9 @@ def test_a_task_that_cannot_move_its_query_is_named(model):
 
     with pytest.raises(TaskError, match="Fixed"):
         query_sweep(model, Fixed(), n_per_residue=2)
+
+
+@pytest.mark.parametrize("number", [0, 1.5])
+def test_a_number_of_prompts_that_cannot_be_is_named(model, number):
+    with pytest.raises(PhaselensError, match=f"n_per_residue={number}"):
+        query_sweep(model, TASK, n_per_residue=number)
