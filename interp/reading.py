@@ -56,6 +56,49 @@ def reading(
         mass_sink (unit, prompt, residue)``, beside each prompt's mean over residues, ``mean_mass_… (unit,
         prompt)``, which a head that reads every phase alike does not leave. Units are query heads. NaN where a
         layer has no such column. What is left lies on other columns.
+    """
+    task = task or RecallTask.for_model(model)
+    step = measured_stride(model, task, stride)
+    prompts = sample_blocks(task, n, seed, DEFAULT_PER_RESIDUE)
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
+    parts: list[Tensor] = []
+    for chunk, kept in engine.activations(
+        model, prompts, names, memory=memory, progress=progress, label="reading"
+    ):
+        some = prompts.select(slice(chunk.start, chunk.stop))
+        rows = [_masses(model, layer, kept[name][:, :, -1], some) for layer, name in enumerate(names)]
+        parts.append(torch.cat(rows, dim=1))  # [kind, unit, prompt]
+    mass = fold(torch.cat(parts, dim=-1).double(), task.modulus)
+    data: dict[str, Any] = {}
+    for kind, values in zip(_KINDS, mass, strict=True):
+        by = stats.phase_means(values, step)  # [unit, prompt, phase]
+        there = ~np.isnan(by).any(axis=(1, 2))
+        bounds = np.full((2, len(by), step), np.nan)
+        if there.any():
+            bounds[:, there] = stats.bca(by[there].swapaxes(0, 1), seed=seed, n_resamples=500)
+        data |= {
+            kind: (("unit", "phase"), by.mean(1)),
+            f"mass_{kind}": (("unit", "prompt", "residue"), values),
+            f"mean_mass_{kind}": (("unit", "prompt"), values.mean(-1)),
+        }
+        data |= {
+            f"{kind}_{end}": (("unit", "phase"), b) for end, b in zip(("low", "high"), bounds, strict=True)
+        }
+    heads = [(layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)]
+    data["target_position"] = (("prompt", "residue"), fold(prompts.target_position, task.modulus))
+    return xr.Dataset(
+        data,
+        coords={
+            "unit": [f"{layer}.{head}" for layer, head in heads],
+            "layer": ("unit", [layer for layer, _ in heads]), "head": ("unit", [head for _, head in heads]),
+            "phase": np.arange(step), "prompt": np.arange(mass.shape[2]), "residue": np.arange(task.modulus),
+        },
+        attrs=results.provenance(
+            model, task, seed, unit_kind="head", stride=step, modulus=task.modulus,
+            n_per_residue=mass.shape[2], query_position=prompts.query_position,
+            **compared(**{f"mass_{kind}": f"mean_mass_{kind}" for kind in _KINDS}),
+        ),
+    )  # fmt: skip
 
 
 def _masses(model: HookedModel, layer: int, pattern: Tensor, prompts: Prompts) -> Tensor:
