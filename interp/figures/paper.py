@@ -21,6 +21,7 @@ from interp.figures import (
 )
 from interp.figures.base import FigureError
 from interp.figures.completion import completion_by_length
+from interp.figures.gate_units import gates_beside, pairable
 from interp.figures.patch_maps import patching_map
 from interp.figures.theme import DOUBLE_COLUMN_MM
 
@@ -149,13 +150,12 @@ def _panel(name: str, found: Mapping[str, xr.Dataset], theme: Theme, units: Sequ
 
 def _gates(found: Mapping[str, xr.Dataset], theme: Theme, units: Sequence[str]) -> go.Figure:
     """Gate profiles of the chosen units, or of the two that cost most."""
-    knockout, gates = found.get("knockout"), found["gates"]
-    if knockout is not None and knockout.sizes["phase"] != gates.sizes["phase"]:
-        knockout = None
+    gates = found["gates"]
+    knockout = pairable(gates, found.get("knockout"))
     gated = [str(u) for u in gates["unit"].values]
-    if not units and knockout is not None and set(gated) & set(map(str, knockout["unit"].values)):
-        loss = knockout["effect"].min("phase").fillna(0.0).to_series()
-        units = [u for u in map(str, loss.sort_values(kind="stable").index) if u in gated][:2]
+    if not units and knockout is not None:
+        loss = knockout["effect"].min("phase").fillna(0.0).to_series().sort_values(kind="stable")
+        units = [u for u in map(str, loss.index) if gates_beside(knockout, u, gated)][:2]
     return gate_profiles(gates, knockout, units or gated[:2], theme=theme)
 
 

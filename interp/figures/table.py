@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interp.figures.base import number, require, unit_order
+from interp.figures.gate_units import gate_unit
 from interp.specialization import arcs_text
 from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE
 
@@ -112,9 +113,9 @@ def unit_table(
         kind="specialization",
     )
     heads = ["unit", "serves", "largest loss", "p", "selectivity", "p (selective)"]
-    peaks = _peaks(gates) if gates is not None else {}
-    table = _table(heads + (["gate peaks"] if peaks else []))
     labels = [str(u) for u in specialization["unit"].values]
+    peaks = _peaks_beside(knockout, gates, labels)
+    table = _table(heads + (["gate peaks"] if peaks else []))
     undefined, quiet = False, 0
     loss = float(specialization.attrs.get("min_loss", np.inf))
     for i in unit_order(labels):
@@ -149,7 +150,8 @@ def unit_table(
         verbs = ("s serve", "change") if quiet > 1 else (" serves", "changes")
         lines.append(f"{quiet} more unit{verbs[0]} nothing and {verbs[1]} nothing significantly.")
     if peaks:
-        lines.append("Gate peaks: the phase that the key gate / the value gate weighs most.")
+        whose = " of the KV head that a query head reads" if knockout.attrs.get("unit_kind") == "head" else ""
+        lines.append(f"Gate peaks: the phase that the key gate / the value gate{whose} weighs most.")
     why = "serves no phase, no prompts, or too few clean answers right" if undefined else ""
     return _titled(f"What knocking out one unit does{_of(knockout)}", table, lines, undefined=why)
 
@@ -307,6 +309,13 @@ def _peaks(gates: xr.Dataset) -> dict[str, str]:
             str(int(np.nanargmax(p))) if np.isfinite(p).any() else "–" for p in profiles
         )
     return peaks
+
+
+def _peaks_beside(knockout: xr.Dataset, gates: xr.Dataset | None, labels: list[str]) -> dict[str, str]:
+    """Peaks by knocked-out unit, for those that have a gate of their own or read one KV head's."""
+    peaks = {} if gates is None else _peaks(gates)
+    own = {label: gate_unit(knockout, label)[0] for label in labels}
+    return {label: peaks[gate] for label, gate in own.items() if gate is not None and gate in peaks}
 
 
 def _table(heads: Iterable[str]) -> Table:
