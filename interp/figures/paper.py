@@ -21,6 +21,7 @@ from interp.figures import (
 )
 from interp.figures.base import FigureError
 from interp.figures.completion import completion_by_length
+from interp.figures.compose import GAP_MM
 from interp.figures.gate_units import gates_beside, pairable
 from interp.figures.patch_maps import patching_map
 from interp.figures.theme import DOUBLE_COLUMN_MM
@@ -41,7 +42,6 @@ _NEEDS = {
     "accuracy": "sweep", "knockout": "knockout", "gates": "gates", "offsets": "gates", "cycling": "cycling",
     "patch": "patch",
 }  # fmt: skip
-_GAP_MM = 4.0
 _WIDTH_MM = (20.0, 400.0)
 _FONT_PT = (4.0, 24.0)
 
@@ -126,7 +126,7 @@ def paper_figure(
     if not names:
         raise FigureError(f"no panel was chosen; valid: {', '.join(there)}")
     columns = min(look.columns, len(names))
-    slot = (look.width_mm - _GAP_MM * (columns - 1)) / columns
+    slot = (look.width_mm - GAP_MM * (columns - 1)) / columns
     theme = Theme(width_mm=slot, font_pt=look.font_pt, dark=look.dark, colours=look.colours)
     built = [_panel(name, found, theme, look.units) for name in names]
     if len(built) == 1:

@@ -75,7 +75,9 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
     """Accuracy by phase with 95% intervals; the worst phase is marked, and the gap is below."""
     require(sweep, ["accuracy", "accuracy_low", "accuracy_high"], kind="phase_sweep")
     a = sweep.attrs
-    table = _table(["phase", "accuracy (%)", "95% interval", ""])
+    by_query = a.get("axis") == "query"
+    phase_name = "query phase" if by_query else "phase"
+    table = _table([phase_name, "accuracy (%)", "95% interval", ""])
     accuracy, low, high = (
         100 * sweep[f"accuracy{end}"].values.astype(float) for end in ("", "_low", "_high")
     )
@@ -86,13 +88,17 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
     if {"gap_pp", "null_gap_pp"} <= set(a):
         between = _interval(a.get("gap_pp_low", np.nan), a.get("gap_pp_high", np.nan))
         null = number(a["null_gap_pp"], 1)
-        lines.append(f"Gap {number(a['gap_pp'], 1)} pp (95% {between}); {null} pp if phases meant nothing.")
-    if "period" in a:
+        lines.append(
+            f"{'Query gap' if by_query else 'Gap'} {number(a['gap_pp'], 1)} pp (95% {between}); {null} pp if phases meant nothing."
+        )
+    if by_query:
+        lines.append("Query phase: (q + 1) mod S. Period: not tested, every target stays where it is.")
+    elif "period" in a:
         period = str(int(a["period"])) if a["period"] else "none"
         weak = a["period"] and a.get("gap_pp", np.inf) <= a.get("null_gap_pp", 0.0) + 3
         doubt = " in log-probability; the gap itself is hardly more than chance gives" if weak else ""
         lines.append(f"Period found in the data: {period} (p {_p(float(a.get('period_p', np.nan)))}){doubt}.")
-    title = f"Accuracy by phase{_of(sweep)}"
+    title = f"Accuracy by {phase_name}{_of(sweep)}"
     defined = np.isfinite([accuracy, low, high]).all()
     return _titled(title, table, lines, undefined="" if defined else "all answers agree, or too few prompts")
 
@@ -244,7 +250,10 @@ def patch_table(patched: xr.Dataset) -> RenderableType:
         lines.append(
             f"The {_MOST_UNITS} strongest of {len(shown)} are shown; the others are in the saved result."
         )
-    return _titled(f"Change of log p(answer) by patching one unit, nats by phase{_of(patched)}", table, lines)
+    answer = "source's answer" if patched.attrs.get("pairs") == "value" else "answer"
+    return _titled(
+        f"Change of log p({answer}) by patching one unit, nats by phase{_of(patched)}", table, lines
+    )
 
 
 def control_table(controls: xr.Dataset) -> RenderableType:
