@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,25 @@ def alt_text(drawn: go.Figure) -> str:
     return str((drawn.layout.meta or {}).get("alt", ""))
 
 
-def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
-    """Show a chart with its caption, its description in words, and its files; return the selection."""
-    more: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
+def figure(drawn: go.Figure, name: str, *, on_click: Callable[[Sequence[Any]], None] | None = None) -> None:
+    """Show a chart with its caption, its description in words, and its files.
+
+    Parameters
+    ----------
+    drawn : Figure
+        Of a builder in :mod:`interp.figures`.
+    name : str
+        Of its files, and of the chart on the page.
+    on_click : function, optional
+        Called with the ``customdata`` of a point that is clicked, before the page is drawn again.
+    """
+    more: dict[str, Any] = {}
+    if on_click is not None:
+        more = {"on_select": partial(_clicked, f"chart-{name}", on_click), "selection_mode": "points"}
     if drawn.layout.showlegend:
         st.html(legend(drawn))
     with st.container(key=f"{'dense' if _dense(drawn) else 'plain'}-{name}"):
-        event = st.plotly_chart(
+        st.plotly_chart(
             _on_screen(drawn),
             key=f"chart-{name}",
             theme=None,
@@ -69,7 +81,16 @@ def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
     with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
         st.write(alt_text(drawn))
         _files(drawn, name)
-    return event
+
+
+def _clicked(chart: str, on_click: Callable[[Sequence[Any]], None]) -> None:
+    """Pass a click on; one on the cell that is selected already takes its selection away, but is a click too."""
+    last: dict[str, Sequence[Any] | None] = st.session_state.setdefault("last clicks", {})
+    points = st.session_state[chart]["selection"]["points"]
+    if points:
+        last[chart] = points[0].get("customdata")
+    if cell := last.get(chart):
+        on_click(cell)
 
 
 def _dense(drawn: go.Figure) -> bool:

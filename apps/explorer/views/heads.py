@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,25 +71,19 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     left, right = st.columns(2)
     with left:
         across: Any = choice("Across", "across", list(_ACROSS), names=_ACROSS)
-    # The list is drawn first but a click must be able to set it, so the chart's selection is read ahead.
-    key = f"heatmap-{across}"
-    clicked = _clicked(st.session_state.get(f"chart-{key}"))
-    if clicked in units and clicked != st.session_state.get("clicked"):
-        st.session_state["clicked"] = st.session_state["unit"] = clicked
     with right:
         unit = choice("Unit (layer.head)", "unit", units, default=_most_telling(knockout))
     drawn = effect_heatmap(
         knockout, found.get("specialization"), axis=across, theme=screen_theme(190), max_height_mm=170
     )
     drawn.update_yaxes(title_text="unit", selector={"side": None})
-    figure(drawn, key, select=True)
+    figure(drawn, f"heatmap-{across}", on_click=_open)
     return unit
 
 
-def _clicked(event: Any) -> str | None:
-    """The unit of the selected cell, if any."""
-    points = event.get("selection", {}).get("points", []) if event else []
-    return str(points[0]["customdata"][0]) if points and points[0].get("customdata") else None
+def _open(cell: Sequence[Any]) -> None:
+    """Choose the unit of a clicked cell in the list."""
+    st.session_state["unit"] = str(cell[0])
 
 
 def _most_telling(knockout: xr.Dataset) -> str:
