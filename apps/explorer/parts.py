@@ -18,6 +18,7 @@ import xarray as xr
 from apps.explorer.folder import load_report, report_names, stamp
 from apps.explorer.legend import legend
 from apps.explorer.state import choice, root_folder
+from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 from interp.figures.base import number
 from interp.figures.browser import RENDERED, browser_path, render
@@ -37,7 +38,7 @@ def shown(name: str) -> None:
     try:
         importlib.import_module(f"apps.explorer.views.{name}").page()
     except PhaselensError as error:
-        st.error(f"{error}. Choose something else above, or make the results again.")
+        failed(error, "Choose something else above, or make the results again.")
 
 
 def heading(title: str, lead: str) -> None:
@@ -77,9 +78,9 @@ def figure(drawn: go.Figure, name: str, *, on_click: Callable[[Sequence[Any]], N
             alt=alt_text(drawn) or name,
             **more,
         )
-    st.caption(" ".join([str((drawn.layout.meta or {}).get("caption", "")), _key(drawn)]).strip())
-    with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
-        st.write(alt_text(drawn))
+    st.caption(plain(" ".join([str((drawn.layout.meta or {}).get("caption", "")), _key(drawn)])))
+    with st.expander(f"{plain(name.replace('-', ' ')).capitalize()}: in words, and as files"):
+        st.markdown(plain(alt_text(drawn)))
         _files(drawn, name)
 
 
@@ -153,7 +154,7 @@ def _on_screen(drawn: go.Figure) -> go.Figure:
 def table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Show rows as a real table, which screen readers walk through; numbers with one digit."""
     shown = [
-        {name: number(v, 1) if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows
+        {name: number(v, 1) if isinstance(v, float) else plain(v) for name, v in row.items()} for row in rows
     ]
     if shown:
         st.table(pd.DataFrame(shown).set_index(next(iter(shown[0]))))
@@ -185,7 +186,7 @@ def report(name: str) -> dict[str, xr.Dataset] | None:
     try:
         return _load(str(root.resolve()), name, stamp(root, name))
     except PhaselensError as error:
-        st.error(f"{error}. Remove the file, or make the report again.")
+        failed(error, "Remove the file, or make the report again.")
         return None
 
 

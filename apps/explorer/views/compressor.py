@@ -12,6 +12,7 @@ import xarray as xr
 from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, screen_theme, slider, whole_number
+from apps.explorer.words import plain
 from interp.figures.base import number
 
 _BRANCH = {"key": "keys", "value": "values"}
@@ -31,7 +32,7 @@ def page() -> None:
     geometry = _geometries(hooked)
     if not geometry:
         st.info(
-            f"{hooked.name} has full attention in every layer: there is no compressor to look into. Choose another "
+            f"{plain(hooked.name)} has full attention in every layer: there is no compressor to look into. Choose another "
             "model above."
         )
         return

@@ -12,6 +12,7 @@ import xarray as xr
 from apps.explorer import live
 from apps.explorer.parts import chosen_report, figure, heading, table
 from apps.explorer.state import choice, screen_theme, whole_number
+from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
 from interp.figures.base import number
 from interp.specialization import arcs_text
@@ -39,7 +40,7 @@ def page() -> None:
         _live(unit, found)
     if "sweep" in found:
         st.header("Accuracy by residue")
-        figure(accuracy_by_residue(found["sweep"], theme=screen_theme(190)), f"accuracy-{_plain(name)}")
+        figure(accuracy_by_residue(found["sweep"], theme=screen_theme(190)), f"accuracy-{_stem(name)}")
 
 
 def _summary(found: Mapping[str, xr.Dataset]) -> None:
@@ -94,7 +95,7 @@ def _most_telling(knockout: xr.Dataset) -> str:
 def _unit(unit: str, found: Mapping[str, xr.Dataset]) -> None:
     """One unit: what it serves in words, its profiles, and its numbers by phase."""
     knockout, served, gates = found["knockout"], found.get("specialization"), found.get("gates")
-    st.header(f"Unit {unit}")
+    st.header(f"Unit {plain(unit)}")
     st.markdown(_sentence(unit, served))
     same = gates is not None and gates.sizes["phase"] == knockout.sizes["phase"]
     left, right = st.columns([3, 2])
@@ -112,7 +113,7 @@ def _sentence(unit: str, served: xr.Dataset | None) -> str:
         return "Whether it serves a phase was not tested: this folder has no specialization.nc."
     row = served.sel(unit=unit)
     selectivity = float(row["selectivity"])
-    words = f"**{unit} serves phases: {arcs_text(row['serves'].values.astype(bool))}.**"
+    words = f"**{plain(unit)} serves phases: {arcs_text(row['serves'].values.astype(bool))}.**"
     if selectivity == selectivity:
         words += f" Selectivity {selectivity:.2f} (0: all phases alike, 1: one alone)."
     return words + f" Test of selectivity: p = {float(row['p_selective']):.3g}."
@@ -167,7 +168,7 @@ def _model_of(attrs: Mapping[str, Any]) -> Any | None:
             if hooked.content_hash() == wanted:
                 return hooked
     st.info(
-        f"The weights these results were measured on ({name}) are neither bundled nor in this folder. Put the "
+        f"The weights these results were measured on ({plain(name)}) are neither bundled nor in this folder. Put the "
         "model's folder beside the results, or make the report again."
     )
     return None
@@ -220,5 +221,5 @@ def _backup(unit: str, hooked: Any, kind: str) -> None:
     figure(drawn, f"takes-over-{unit}")
 
 
-def _plain(name: str) -> str:
+def _stem(name: str) -> str:
     return "report" if name == "." else name.replace("/", "-")
