@@ -104,7 +104,7 @@ def knockout(
     attrs = results.provenance(
         model, task, seed, unit_kind=unit, replace=replace if names else "masked", at=at,
         stride=step, modulus=task.modulus, n_per_residue=tables["correct"].shape[1],
-        query_position=prompts.query_position,
+        query_position=prompts.query_position, heads_per_kv=model.cfg.n_heads // model.cfg.n_kv_heads,
     )  # fmt: skip
     return effects(
         tables, chosen, position=fold(prompts.target_position, task.modulus), stride=step, attrs=attrs

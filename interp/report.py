@@ -167,6 +167,7 @@ def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
         gate_profiles,
         patching_map,
     )
+    from interp.figures.gate_units import pairable
 
     drawn: dict[str, go.Figure] = {}
     if "sweep" in found:
@@ -174,21 +175,13 @@ def figures(found: Mapping[str, xr.Dataset]) -> dict[str, go.Figure]:
     if "knockout" in found:
         drawn["knockout"] = effect_heatmap(found["knockout"], found.get("specialization"))
     if "gates" in found and found["gates"].sizes["unit"]:
-        drawn["gates"] = gate_profiles(found["gates"], _same_units(found))
+        drawn["gates"] = gate_profiles(found["gates"], pairable(found["gates"], found.get("knockout")))
         drawn["offsets"] = effective_offsets(found["gates"])
     if "cycling" in found:
         drawn["cycling"] = cycling_figure(found["cycling"])
     if "patch" in found:
         drawn["patch"] = patching_map(found["patch"])
     return drawn
-
-
-def _same_units(found: Mapping[str, xr.Dataset]) -> xr.Dataset | None:
-    """Return the knockout if its units and phases are the gates' own: a gate belongs to a KV head."""
-    knockout = found.get("knockout")
-    if knockout is None or knockout.attrs.get("unit_kind") not in ("kv_head", "layer"):
-        return None
-    return knockout if knockout.sizes["phase"] == found["gates"].sizes["phase"] else None
 
 
 def draw(built: Mapping[str, go.Figure], folder: Path, *, formats: Sequence[str] = FORMATS) -> Exported:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 from interp.figures.base import number
 from interp.figures.browser import RENDERED, browser_path, render
-from interp.figures.export import figure_rows, to_html
+from interp.figures.export import figure_csv, to_html
 
 __all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "shown", "table"]
 
@@ -134,7 +132,7 @@ def _content(drawn: go.Figure, suffix: str) -> bytes | str:
     """The file of a chart, as it stands on the page."""
     if suffix == "html":
         return to_html(drawn)
-    return _csv(drawn) if suffix == "csv" else render(drawn, suffix)
+    return figure_csv(drawn) if suffix == "csv" else render(drawn, suffix)
 
 
 def _on_screen(drawn: go.Figure) -> go.Figure:
@@ -194,12 +192,3 @@ def report(name: str) -> dict[str, xr.Dataset] | None:
 def _load(root: str, name: str, changed: float) -> dict[str, xr.Dataset]:
     """Load once per file version."""
     return load_report(Path(root), name)
-
-
-def _csv(drawn: go.Figure) -> str:
-    columns, rows = figure_rows(drawn)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return out.getvalue()

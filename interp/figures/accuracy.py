@@ -25,12 +25,15 @@ def accuracy_by_residue(
     """Draw accuracy (%) by residue with Wilson 95% whiskers, one line per sweep.
 
     Where all sweeps share one stride, every other cycle of phases is shaded and boundary phases are darker;
-    with several strides each line marks its own boundary phases with open markers alone.
+    with several strides each line marks its own boundary phases with open markers alone. Query sweeps are
+    drawn by query phase (q+1) mod S, with the BCa intervals over base prompts that they carry: no phase of
+    the query is a boundary.
 
     Parameters
     ----------
     sweeps : Dataset or mapping of str to Dataset
-        Results of `phase_sweep`, by the name in the legend. They may have different moduli.
+        Results of `phase_sweep`, by the name in the legend. They may have different moduli; all are by
+        target, or all by query.
     theme : Theme
         Size, fonts, light or dark.
     height_mm : float
@@ -44,7 +47,7 @@ def accuracy_by_residue(
     Raises
     ------
     FigureError
-        If there is no sweep, or one lacks ``accuracy_residue`` or its interval.
+        If there is no sweep, one lacks ``accuracy_residue`` or its interval, or the axes are mixed.
     """
     theme = theme or Theme()
     named = {_label(sweeps): sweeps} if isinstance(sweeps, xr.Dataset) else dict(sweeps)
@@ -54,9 +57,11 @@ def accuracy_by_residue(
         require(
             sweep, ["accuracy_residue", "accuracy_residue_low", "accuracy_residue_high"], kind="phase_sweep"
         )
+    axis = _axis(named)
     strides = {_stride(sweep) for sweep in named.values()} - {0}
+    shaded = axis == "target" and len(strides) == 1
     legend_rows = _legend_rows(list(named), theme) if len(named) > 1 else 0
-    named_boundary = 1.4 if len(strides) == 1 else 0.5  # room for the line that names the boundary phase
+    named_boundary = 1.4 if shaded else 0.5  # room for the line that names the boundary phase
     margins = Margins(
         left=theme.font * 3.6,
         right=theme.font * 0.6,
@@ -68,14 +73,13 @@ def accuracy_by_residue(
     residues = max(sweep.sizes["residue"] for sweep in named.values())
     for index, (name, sweep) in enumerate(named.items()):
         figure.add_trace(_line(name, sweep, index, theme))
-    if len(strides) == 1:
+    if shaded:
         _shade(figure, residues=residues, stride=min(strides), theme=theme)
     width = theme.width - margins.left - margins.right
     step = tick_step(residues, width / residues, theme.font * 1.7, cycle=min(strides, default=None))
-    axis = next(iter(named.values())).attrs.get("axis", "target")
     figure.update_layout(
         xaxis=theme.axis(
-            title=f"{axis} position mod {residues} (residue)",
+            title=_x_title(axis, residues, strides),
             range=[-0.6, residues - 0.4],
             tickmode="array",
             tickvals=list(range(0, residues, step)),
@@ -96,6 +100,21 @@ def _stride(sweep: xr.Dataset) -> int:
     return 0 if sweep.attrs.get("placebo", 0) else int(sweep.attrs.get("stride", 0))
 
 
+def _axis(named: Mapping[str, xr.Dataset]) -> str:
+    """What all sweeps run over: "target" or "query"."""
+    axes = {name: str(sweep.attrs.get("axis", "target")) for name, sweep in named.items()}
+    if len(set(axes.values())) > 1:
+        told = ", ".join(f"{name} by {axis}" for name, axis in axes.items())
+        raise FigureError(f"sweeps over different axes cannot share one: {told}; draw each axis by itself")
+    return next(iter(axes.values()))
+
+
+def _x_title(axis: str, residues: int, strides: set[int]) -> str:
+    if axis == "query":
+        return f"query phase (q + 1) mod {min(strides) if len(strides) == 1 else 'S'}"
+    return f"target position mod {residues} (residue)"
+
+
 def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
     colour, symbol, dash = theme.series(index)
     stride = _stride(sweep)
@@ -104,9 +123,15 @@ def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
         100 * sweep[v].values.astype(float)
         for v in ("accuracy_residue", "accuracy_residue_low", "accuracy_residue_high")
     )
-    boundary = (residue % stride == stride - 1) if stride > 1 else np.zeros(len(residue), bool)
-    phase = residue % stride if stride else np.full(len(residue), -1)
-    rows = zip([name] * len(residue), residue, phase, mean, low, high, strict=True)
+    by_query = sweep.attrs.get("axis") == "query"
+    edges = stride > 1 and not by_query
+    boundary = (residue % stride == stride - 1) if edges else np.zeros(len(residue), bool)
+    columns, where = _COLUMNS, "residue %{customdata[1]}, phase %{customdata[2]}"
+    places = [[int(r), int(r) % stride if stride else -1] for r in residue]
+    if by_query:
+        columns, where = ["series", "query_phase", *_COLUMNS[3:]], "query phase %{customdata[1]}"
+        places = [[int(r)] for r in residue]
+    first = len(places[0]) + 1  # the column of the accuracy
     return go.Scatter(
         x=residue,
         y=mean,
@@ -128,11 +153,14 @@ def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
             "thickness": 0.8,
             "width": 1.5,
         },
-        customdata=[[n, int(r), int(p), float(m), float(a), float(b)] for n, r, p, m, a, b in rows],
-        meta={"columns": _COLUMNS},
+        customdata=[
+            [name, *at, float(m), float(a), float(b)]
+            for at, m, a, b in zip(places, mean, low, high, strict=True)
+        ],
+        meta={"columns": columns},
         hovertemplate=(
-            "%{customdata[0]}<br>residue %{customdata[1]}, phase %{customdata[2]}<br>"
-            "accuracy %{customdata[3]:.1f}% (%{customdata[4]:.1f} to %{customdata[5]:.1f})<extra></extra>"
+            f"%{{customdata[0]}}<br>{where}<br>accuracy %{{customdata[{first}]:.1f}}% "
+            f"(%{{customdata[{first + 1}]:.1f}} to %{{customdata[{first + 2}]:.1f}})<extra></extra>"
         ),
     )
 
@@ -195,23 +223,24 @@ def _legend(theme: Theme, *, lift: float) -> dict[str, object]:
 
 
 def _alt(named: Mapping[str, xr.Dataset]) -> str:
-    parts = []
+    parts, axis = [], _axis(named)
+    place, phase = ("query phase", "query phase") if axis == "query" else ("residue", "phase")
     for name, sweep in named.items():
         accuracy = 100 * sweep["accuracy_residue"].values.astype(float)
         if not np.isfinite(accuracy).any():
-            parts.append(f"{name}: undefined at every residue")
+            parts.append(f"{name}: undefined at every {place}")
             continue
         worst, best = int(np.nanargmin(accuracy)), int(np.nanargmax(accuracy))
-        ends = [f"{number(accuracy[r])}% at residue {r}" for r in (worst, best)]
+        ends = [f"{number(accuracy[r])}% at {place} {r}" for r in (worst, best)]
         parts.append(
             f"{name}: from {ends[0]} to {ends[1]}"
             + (
-                f", worst phase {sweep.attrs['worst_phase']}"
+                f", worst {phase} {sweep.attrs['worst_phase']}"
                 if _stride(sweep) and "worst_phase" in sweep.attrs
                 else ""
             )
         )
-    return "Line chart of accuracy by residue. " + "; ".join(parts) + "."
+    return f"Line chart of accuracy by {place}. " + "; ".join(parts) + "."
 
 
 def _caption(named: Mapping[str, xr.Dataset], axis: str) -> str:
@@ -220,8 +249,15 @@ def _caption(named: Mapping[str, xr.Dataset], axis: str) -> str:
         a = sweep.attrs
         if {"gap_pp", "null_gap_pp"} <= set(a):
             gaps.append(f"{name} {number(a['gap_pp'], 1)} pp (null gap {number(a['null_gap_pp'], 1)} pp)")
-    return (
-        f"Accuracy by residue of the {axis} position; whiskers are Wilson 95% intervals. Dark columns and "
-        "open markers are boundary phases; every other cycle of phases is shaded."
-        + (f" Phase gap: {'; '.join(gaps)}." if gaps else "")
+    if axis == "query":
+        return (
+            "Accuracy by query phase, how full the open window is at the query, over all target phases; whiskers "
+            "are BCa 95% intervals over base prompts." + (f" Query gap: {'; '.join(gaps)}." if gaps else "")
+        )
+    strides = {_stride(sweep) for sweep in named.values()} - {0}
+    marks = " Open markers are boundary phases." if strides else ""
+    if len(strides) == 1:
+        marks = " Dark columns and open markers are boundary phases; every other cycle of phases is shaded."
+    return f"Accuracy by residue of the target position; whiskers are Wilson 95% intervals.{marks}" + (
+        f" Phase gap: {'; '.join(gaps)}." if gaps else ""
     )

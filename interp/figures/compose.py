@@ -15,9 +15,9 @@ import plotly.graph_objects as go
 from interp.figures.base import FigureError, Margins, blank, describe, layout_of
 from interp.figures.theme import DOUBLE_COLUMN_MM, Theme, mm
 
-__all__ = ["panels"]
+__all__ = ["GAP_MM", "panels"]
 
-_GAP_MM = 4.0
+GAP_MM = 4.0
 _STRETCH = 1.5
 _AXIS_REFERENCE = re.compile(r"([xy])(\d*)( domain)?")
 
@@ -25,7 +25,7 @@ _AXIS_REFERENCE = re.compile(r"([xy])(\d*)( domain)?")
 def panels(
     figures: Sequence[go.Figure],
     *,
-    labels: str | Sequence[str] = "abcdefghijklmnopqrstuvwxyz",
+    labels: str | Sequence[str] | None = "abcdefghijklmnopqrstuvwxyz",
     columns: int = 2,
     width_mm: float = DOUBLE_COLUMN_MM,
     theme: Theme | None = None,
@@ -40,8 +40,8 @@ def panels(
     ----------
     figures : sequence of Figure
         From the builders of this package (fixed margins, Cartesian axes).
-    labels : str or sequence of str
-        One letter per panel.
+    labels : str or sequence of str, optional
+        One letter per panel; None for a figure without letters, which may be a panel of another one itself.
     columns : int
         Panels side by side.
     width_mm : float
@@ -52,30 +52,39 @@ def panels(
     Raises
     ------
     FigureError
-        If there are no figures, fewer labels than figures, or panels too narrow for their margins.
+        If there are no figures, fewer labels than figures, panels too narrow for their margins, or a figure
+        that has lettered panels already.
     """
     if not figures or columns < 1:
         raise FigureError(
             f"{len(figures)} figures in {columns} columns cannot be composed; give at least one of each"
         )
-    if len(labels) < len(figures):
-        raise FigureError(f"{len(figures)} panels need as many labels; got {len(labels)}: {labels!r}")
+    letters = [""] * len(figures) if labels is None else list(labels)
+    if len(letters) < len(figures):
+        raise FigureError(f"{len(figures)} panels need as many labels; got {len(letters)}: {labels!r}")
     base = theme or Theme()
     theme = replace(base, width_mm=width_mm)
     columns = min(columns, len(figures))
     slots = _slots([layout_of(f)["height"] for f in figures], columns, theme.width)
     total = max(s.top + s.height for s in slots)
     whole = blank(theme=theme, height=total, margins=Margins(0, 0, 0, 0))
-    parts = _Parts({}, [], [], [], itertools.count(1))
-    for number, (figure, slot, label) in enumerate(zip(figures, slots, labels, strict=False)):
+    parts = _Parts({}, [], [], [], itertools.count(1), itertools.count(len(figures) + 1))
+    for number, (figure, slot, label) in enumerate(zip(figures, slots, letters, strict=False)):
         _place(parts, figure, slot, str(label), number, theme, total)
     whole.add_traces(parts.traces)
     whole.update_layout(**parts.layout, shapes=parts.shapes, annotations=parts.annotations, bargap=0.3)
     metas = [layout_of(figure)["meta"] for figure in figures]
     return describe(
         whole,
-        alt=" ".join(f"Panel {a}: {m.get('alt', '')}" for a, m in zip(labels, metas, strict=False)),
-        caption=" ".join(f"({a}) {m.get('caption', '')}" for a, m in zip(labels, metas, strict=False)),
+        alt=_joined("Panel {}: ", letters, [m.get("alt", "") for m in metas]),
+        caption=_joined("({}) ", letters, [m.get("caption", "") for m in metas]),
+    )
+
+
+def _joined(mark: str, letters: Sequence[str], texts: Sequence[str]) -> str:
+    """Texts one after the other, each behind its letter if it has one."""
+    return " ".join(
+        (mark.format(letter) if letter else "") + text for letter, text in zip(letters, texts, strict=False)
     )
 
 
@@ -98,10 +107,11 @@ class _Parts:
     annotations: list[dict[str, Any]]
     traces: list[dict[str, Any]]
     counter: itertools.count[int]
+    legends: itertools.count[int]  # for legends beyond a panel's first
 
 
 def _slots(heights: Sequence[float], columns: int, width: float) -> list[_Slot]:
-    gap = mm(_GAP_MM)
+    gap = mm(GAP_MM)
     slot_width = (width - gap * (columns - 1)) / columns
     slots, top = [], 0.0
     for row in range(math.ceil(len(heights) / columns)):
@@ -149,26 +159,25 @@ def _place(
             if _AXIS_REFERENCE.fullmatch(str(axis.get(reference, ""))):
                 axis[reference] = renamed(axis[reference])
         parts.layout[f"{key[:5]}{_suffix(numbers[int(key[5:] or 1)])}"] = axis
-    legend = f"legend{_suffix(number + 1)}"
-    if layout.get("showlegend"):
-        old = layout.get("legend", {})
-        # Above the plots a legend stays as many pixels away as it was, however much they are stretched.
-        above = max(0.0, old.get("y", 1) - 1) * (layout["height"] - margin["t"] - margin["b"])
-        parts.layout[legend] = old | {
-            "x": x(old.get("x", 0)), "y": y(min(1, old.get("y", 1))) + above / total
-        }  # fmt: skip
-        parts.layout["showlegend"] = True
+    legends = _legends(parts, layout, number, x, y, total)
     for trace in plain["data"]:
         trace["xaxis"], trace["yaxis"] = renamed(trace.get("xaxis", "x")), renamed(trace.get("yaxis", "y"))
         trace["showlegend"] = bool(layout.get("showlegend")) and trace.get("showlegend", True)
         if trace["showlegend"]:
-            trace["legend"] = legend
+            trace["legend"] = legends[trace.get("legend", "legend")]
         if trace.get("legendgroup"):
-            trace["legendgroup"] = f"{label}:{trace['legendgroup']}"
-        trace["meta"] = (trace.get("meta") or {}) | {"panel": label}
+            trace["legendgroup"] = f"{label or number}:{trace['legendgroup']}"
+        if label:
+            if "panel" in (trace.get("meta") or {}):
+                raise FigureError(
+                    f"panel {label!r} has lettered panels itself; compose all at once, or it with labels=None"
+                )
+            trace["meta"] = (trace.get("meta") or {}) | {"panel": label}
         parts.traces.append(trace)
     for target, kind in ((parts.shapes, "shapes"), (parts.annotations, "annotations")):
         target += [_moved(item, renamed, x, y) for item in layout.get(kind, ())]
+    if not label:
+        return
     parts.annotations.append(
         {
             "text": f"<b>{label}</b>",
@@ -183,6 +192,28 @@ def _place(
             "font": {"size": theme.font * 1.3, "color": theme.ink},
         }
     )
+
+
+def _legends(
+    parts: _Parts, layout: dict[str, Any], number: int, x: _Affine, y: _Affine, total: float
+) -> dict[str, str]:
+    """Move every legend of a figure; return their new names by the old ones."""
+    if not layout.get("showlegend"):
+        return {}
+    margin = layout["margin"]
+    inside = layout["height"] - margin["t"] - margin["b"]
+    renamed = {"legend": f"legend{_suffix(number + 1)}"}
+    for key in sorted(k for k in layout if re.fullmatch(r"legend\d+", k)):
+        renamed[key] = f"legend{next(parts.legends)}"
+    for key, new in renamed.items():
+        old = layout.get(key, {})
+        # Above the plots a legend stays as many pixels away as it was, however much they are stretched.
+        above = max(0.0, old.get("y", 1) - 1) * inside
+        parts.layout[new] = old | {
+            "x": x(old.get("x", 0)), "y": y(min(1, old.get("y", 1))) + above / total
+        }  # fmt: skip
+    parts.layout["showlegend"] = True
+    return renamed
 
 
 @dataclass(frozen=True)

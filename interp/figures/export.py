@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from interp.figures.base import FigureError, layout_of
 from interp.figures.browser import RENDERED, render_many
 from interp.results import atomic_path, to_csv
 
-__all__ = ["FORMATS", "Exported", "export", "export_many", "figure_rows", "to_html"]
+__all__ = ["FORMATS", "Exported", "export", "export_many", "figure_csv", "figure_rows", "to_html"]
 
 FORMATS = (*RENDERED, "html", "csv")
 _POLICY = (
@@ -163,18 +164,25 @@ def figure_rows(figure: go.Figure) -> tuple[list[str], list[list[Any]]]:
     return (["panel"] if panels else []) + columns, rows
 
 
+def figure_csv(figure: go.Figure) -> str:
+    """The data that a figure's traces carry as CSV: booleans are 0 and 1, undefined values empty."""
+    columns, rows = figure_rows(figure)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([int(v) if isinstance(v, bool) else v for v in row] for row in rows)
+    return out.getvalue()
+
+
 def _write_table(path: Path, figure: go.Figure, data: pd.DataFrame | xr.Dataset | None) -> Path:
     if isinstance(data, xr.Dataset):
         return to_csv(data, path)
     with atomic_path(path) as temporary:
         if isinstance(data, pd.DataFrame):
-            data.to_csv(temporary, index=False, lineterminator="\n")
+            flags = {name: int for name in data.columns if data[name].dtype == bool}
+            data.astype(flags).to_csv(temporary, index=False, lineterminator="\n")
         else:
-            columns, rows = figure_rows(figure)
-            with temporary.open("w", encoding="utf-8", newline="") as stream:
-                writer = csv.writer(stream, lineterminator="\n")
-                writer.writerow(columns)
-                writer.writerows([int(v) if isinstance(v, bool) else v for v in row] for row in rows)
+            temporary.write_text(figure_csv(figure), encoding="utf-8", newline="")
     return path
 
 

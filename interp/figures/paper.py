@@ -21,6 +21,8 @@ from interp.figures import (
 )
 from interp.figures.base import FigureError
 from interp.figures.completion import completion_by_length
+from interp.figures.compose import GAP_MM
+from interp.figures.gate_units import gates_beside, pairable
 from interp.figures.patch_maps import patching_map
 from interp.figures.theme import DOUBLE_COLUMN_MM
 
@@ -40,7 +42,6 @@ _NEEDS = {
     "accuracy": "sweep", "knockout": "knockout", "gates": "gates", "offsets": "gates", "cycling": "cycling",
     "patch": "patch",
 }  # fmt: skip
-_GAP_MM = 4.0
 _WIDTH_MM = (20.0, 400.0)
 _FONT_PT = (4.0, 24.0)
 
@@ -125,7 +126,7 @@ def paper_figure(
     if not names:
         raise FigureError(f"no panel was chosen; valid: {', '.join(there)}")
     columns = min(look.columns, len(names))
-    slot = (look.width_mm - _GAP_MM * (columns - 1)) / columns
+    slot = (look.width_mm - GAP_MM * (columns - 1)) / columns
     theme = Theme(width_mm=slot, font_pt=look.font_pt, dark=look.dark, colours=look.colours)
     built = [_panel(name, found, theme, look.units) for name in names]
     if len(built) == 1:
@@ -149,13 +150,12 @@ def _panel(name: str, found: Mapping[str, xr.Dataset], theme: Theme, units: Sequ
 
 def _gates(found: Mapping[str, xr.Dataset], theme: Theme, units: Sequence[str]) -> go.Figure:
     """Gate profiles of the chosen units, or of the two that cost most."""
-    knockout, gates = found.get("knockout"), found["gates"]
-    if knockout is not None and knockout.sizes["phase"] != gates.sizes["phase"]:
-        knockout = None
+    gates = found["gates"]
+    knockout = pairable(gates, found.get("knockout"))
     gated = [str(u) for u in gates["unit"].values]
-    if not units and knockout is not None and set(gated) & set(map(str, knockout["unit"].values)):
-        loss = knockout["effect"].min("phase").fillna(0.0).to_series()
-        units = [u for u in map(str, loss.sort_values(kind="stable").index) if u in gated][:2]
+    if not units and knockout is not None:
+        loss = knockout["effect"].min("phase").fillna(0.0).to_series().sort_values(kind="stable")
+        units = [u for u in map(str, loss.index) if gates_beside(knockout, u, gated)][:2]
     return gate_profiles(gates, knockout, units or gated[:2], theme=theme)
 
 

@@ -44,14 +44,14 @@ def patch_by_phase(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
     columns = [str(p) for p in found["phase"].values]
     row, column = _largest(values)
     return cell_map(
-        values, rows=rows, columns=columns, x_title="phase of the target", y_title="unit",
+        values, rows=rows, columns=columns, x_title=_phase_title(found), y_title="unit",
         value_name="change (nats)", limit=_limit(values), outlined=_sure(found["effect_logprob_p"].values),
         theme=theme, row_mm=6.5,
         alt=(
             f"Map of {len(rows)} units by {len(columns)} phases. The largest change is "
             f"{number(values[row, column], 2)} nats, unit {rows[row]} at phase {columns[column]}."
         ),
-        caption=f"{_what(found)} when a unit's output comes from the {_source(found)}; {_key(theme)}",
+        caption=f"{_what(found)} when the {_patched(found)} comes from the {_source(found)}; {_key(theme)}",
     )  # fmt: skip
 
 
@@ -99,16 +99,33 @@ def patch_by_place(found: xr.Dataset, *, phase: int | None = None, theme: Theme 
             f"{number(values[row, column], 2)} nats, layer {layers[row]} at {where} {places[column]}."
         ),
         caption=(
-            f"{_what(found)} when the {_PATCHED[kind]} comes from the {_source(found)}, "
+            f"{_what(found)} when the {_patched(found)} comes from the {_source(found)}, "
             f"{'mean over phases' if phase is None else f'targets at phase {phase}'}; {_key(theme)}"
         ),
     )  # fmt: skip
 
 
-_PATCHED = {
+_DEFAULT_PARTS = {
     "position": "residual stream before a layer at one position",
     "entry": "key and value of one entry",
+    "offset": "key and value gates of a layer at one offset",
+    "head": "output of one query head",
+    "kv_head": "outputs of the query heads that read one KV head",
+    "layer": "outputs of all heads of a layer",
+    "mlp": "output of a layer's MLP",
 }
+_PLACES = {
+    "position": "at one position", "entry": "of one entry", "offset": "at one offset", "head": "of one query head",
+    "kv_head": "of one KV head", "layer": "of one layer", "mlp": "of one layer",
+}  # fmt: skip
+_EVERYWHERE = ("position", "entry", "offset")
+"""Units that are places themselves, for which ``at`` says nothing."""
+
+
+def _phase_title(found: xr.Dataset) -> str:
+    """Phases are the base prompt's: not the clean one's under denoising."""
+    base = " in the patched prompt" if found.attrs.get("direction") == "denoising" else ""
+    return f"phase of the target{base}"
 
 
 def _key(theme: Theme | None) -> str:
@@ -117,12 +134,36 @@ def _key(theme: Theme | None) -> str:
 
 
 def _what(found: xr.Dataset) -> str:
-    who = str(found.attrs.get("model", ""))
-    return f"Mean change of the answer's log-probability (nats){f' of {who}' if who else ''}"
+    who, by_value = str(found.attrs.get("model", "")), found.attrs.get("pairs") == "value"
+    whose = "source prompt's answer" if by_value else "answer"
+    return f"Mean change of the {whose}'s log-probability (nats){f' of {who}' if who else ''}"
+
+
+def _patched(found: xr.Dataset) -> str:
+    """What is patched, from the kind of unit, the site and the positions that the result names."""
+    a = found.attrs
+    kind, site = str(a.get("unit_kind", "unit")), str(a.get("site", ""))
+    part = (
+        f"{site} {_PLACES.get(kind, 'of one unit')}" if site else _DEFAULT_PARTS.get(kind, f"{kind}'s output")
+    )
+    at = (
+        ""
+        if kind in _EVERYWHERE
+        else {"final": ", final position,", "all": ", all positions,"}.get(str(a.get("at")), "")
+    )
+    return f"{part}{at}"
 
 
 def _source(found: xr.Dataset) -> str:
-    return f"same prompt with its target shifted by {int(found.attrs.get('shift', 1))}"
+    """Which run it comes from and where it goes, from pairs, shift and direction."""
+    a = found.attrs
+    if a.get("pairs") == "value":
+        other = "same prompt with another value behind the target key"
+    else:
+        other = f"same prompt with its target shifted by {number(int(a.get('shift', 1)))}"
+    if a.get("direction") == "denoising":
+        return f"clean prompt and goes into the {other} (denoising)"
+    return other
 
 
 def _axes(labels: list[str]) -> tuple[list[str], list[str]]:

@@ -10,9 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from hooks.errors import did_you_mean
 from interp.figures.base import (
-    FigureError,
     Margins,
     blank,
     describe,
@@ -20,8 +18,8 @@ from interp.figures.base import (
     number,
     require,
     tick_step,
-    unit_order,
 )
+from interp.figures.profile_rows import Row, paired_rows
 from interp.figures.theme import Theme, mm
 
 __all__ = ["gate_profiles"]
@@ -50,10 +48,12 @@ def gate_profiles(
     gates : Dataset
         Result of `gate_profile`: ``profile_key`` and ``profile_value`` (unit, phase).
     knockout : Dataset, optional
-        Result of `knockout` with ``effect`` (unit, phase), by KV head, or by layer: then every KV head is
-        paired with its layer. Without it there are gate profiles only.
+        Result of `knockout` with ``effect`` (unit, phase): by KV head; by query head, beside the gates of
+        the KV head it reads; or by layer, beside those of each of its KV heads. Without it there are gate
+        profiles only.
     units : sequence of str, optional
-        Labels, drawn in this order; all units that both results have, by layer and head, if not given.
+        Labels of the knocked-out units (of a layer, or of one of its KV heads), drawn in this order; all that
+        have gates, by layer and head, if not given.
     theme : Theme
         Size, fonts, light or dark.
     columns : int, optional
@@ -62,13 +62,14 @@ def gate_profiles(
     Raises
     ------
     FigureError
-        If variables are missing, a label is unknown, or the results share no unit.
+        If variables are missing, a label is unknown, or no knocked-out unit has gates (gate offsets, MLPs
+        and what else is no head).
     """
     theme = theme or Theme()
     require(gates, ["profile_key", "profile_value"], kind="gate_profile")
     if knockout is not None:
         require(knockout, ["effect"], kind="knockout")
-    rows = _pairs(gates, knockout, units)
+    rows = paired_rows(gates, knockout, units)
     columns = columns or max(1, int(theme.width_mm // _CELL_MIN_WIDTH_MM))
     layout = _Layout.of(len(rows), min(columns, len(rows)), theme, effects=knockout is not None)
     figure = blank(theme=theme, height=layout.height, margins=layout.margins)
@@ -97,50 +98,6 @@ def gate_profiles(
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One unit: profiles [key|value, phase], NaN without that branch, and effect [phase] in percent."""
-
-    unit: str
-    profiles: np.ndarray
-    effect: np.ndarray | None
-
-
-def _pairs(gates: xr.Dataset, knockout: xr.Dataset | None, units: Sequence[str] | None) -> list[_Row]:
-    labels = [str(u) for u in gates["unit"].values]
-    ordered = [labels[i] for i in unit_order(labels)]
-    profiles = np.stack(
-        [gates[f"profile_{b}"].transpose("unit", "phase").values for b in ("key", "value")], axis=1
-    )
-    effects = dict.fromkeys(ordered) if knockout is None else _effects(ordered, knockout, profiles.shape[-1])
-    for unit in units or ():
-        if unit not in effects:
-            raise FigureError(f"unit {unit!r} is not in the results; {did_you_mean(unit, effects)}")
-    chosen = list(effects) if units is None else list(units)
-    if not chosen:
-        raise FigureError("no unit to draw; the gate_profile result has none, or `units` is empty")
-    return [_Row(u, profiles[labels.index(u)], effects[u]) for u in chosen]
-
-
-def _effects(labels: list[str], knockout: xr.Dataset, stride: int) -> dict[str, np.ndarray]:
-    """Effect [phase] in percent of every KV head that the knockout result says something about."""
-    there = [str(u) for u in knockout["unit"].values]
-    by_layer = knockout.attrs.get("unit_kind") == "layer"
-    effect = knockout["effect"].transpose("unit", ...).values
-    if "phase" not in knockout["effect"].dims or effect.shape[-1] != stride:
-        raise FigureError(
-            f"gates have {stride} phases, effects {dict(knockout['effect'].sizes)}; strides must agree"
-        )
-    partner = {u: u.split(".")[0] if by_layer else u for u in labels}
-    shared = {u: effect[there.index(partner[u])] for u in labels if partner[u] in there}
-    if not shared:
-        raise FigureError(
-            f"gates are of units {', '.join(labels[:6])}, effects of {', '.join(there[:6])}: they share "
-            "none; knock out KV heads or layers"
-        )
-    return shared
-
-
-@dataclass(frozen=True)
 class _Ranges:
     """Scales shared by all units."""
 
@@ -148,7 +105,7 @@ class _Ranges:
     effect: list[float]
 
     @classmethod
-    def of(cls, rows: list[_Row]) -> _Ranges:
+    def of(cls, rows: list[Row]) -> _Ranges:
         top = max([1.0, *(float(np.nanmax(r.profiles, initial=0.0)) for r in rows)])
         effects = [r.effect for r in rows if r.effect is not None]
         low = min([-100.0, *(float(np.nanmin(e, initial=0.0)) for e in effects)])
@@ -242,9 +199,10 @@ def _axes(
     }
 
 
-def _traces(row: _Row, index: int, theme: Theme) -> list[go.Scatter | go.Bar]:
+def _traces(row: Row, index: int, theme: Theme) -> list[go.Scatter | go.Bar]:
     upper, lower = _suffix(2 * index + 1), _suffix(2 * index + 2)
     traces: list[go.Scatter | go.Bar] = []
+    of_gate = {"unit": row.unit} | ({"gate": row.gate} if row.gate != row.unit else {})
     phases = list(range(row.profiles.shape[1]))
     for branch, (name, symbol, dash) in enumerate(
         (("key gate", "circle", "solid"), ("value gate", "diamond", "dash"))
@@ -268,9 +226,11 @@ def _traces(row: _Row, index: int, theme: Theme) -> list[go.Scatter | go.Bar]:
                     "color": colour if branch == 0 else theme.paper,
                     "line": {"color": colour, "width": 1},
                 },
-                customdata=[[row.unit, p, name, finite(v)] for p, v in zip(phases, profile, strict=True)],
-                meta={"columns": ["unit", "phase", "measure", "value"]},
-                hovertemplate=f"<b>{row.unit}</b> · phase %{{x}}<br>{name} %{{y:.2f}}<extra></extra>",
+                customdata=[
+                    [*of_gate.values(), p, name, finite(v)] for p, v in zip(phases, profile, strict=True)
+                ],
+                meta={"columns": [*of_gate, "phase", "measure", "value"]},
+                hovertemplate=f"<b>{row.name}</b> · phase %{{x}}<br>{name} %{{y:.2f}}<extra></extra>",
             )
         )
     if row.effect is None:
@@ -335,10 +295,10 @@ def _references(index: int, theme: Theme, *, effects: bool) -> list[dict[str, An
     return lines if effects else lines[:1]
 
 
-def _title(row: _Row, index: int, theme: Theme) -> dict[str, Any]:
+def _title(row: Row, index: int, theme: Theme) -> dict[str, Any]:
     upper = _suffix(2 * index + 1)
     return {
-        "text": f"<b>{row.unit}</b>",
+        "text": f"<b>{row.name}</b>",
         "xref": f"x{upper} domain",
         "yref": f"y{upper} domain",
         "x": 0.5,
@@ -373,7 +333,7 @@ def _suffix(number_of_axis: int) -> str:
     return "" if number_of_axis == 1 else str(number_of_axis)
 
 
-def _alt(rows: list[_Row]) -> str:
+def _alt(rows: list[Row]) -> str:
     parts = []
     for row in rows:
         peaks = [
@@ -384,7 +344,7 @@ def _alt(rows: list[_Row]) -> str:
         if row.effect is not None and np.isfinite(row.effect).any():
             worst = int(np.nanargmin(row.effect))
             peaks.append(f"knockout hurts most at phase {worst} ({number(row.effect[worst])}%)")
-        parts.append(f"{row.unit}: {', '.join(peaks)}")
+        parts.append(f"{row.name}: {', '.join(peaks)}")
     return (
         "Gate profiles by phase, with the effect of knocking out each unit where there is one. "
         + "; ".join(parts)
@@ -392,9 +352,14 @@ def _alt(rows: list[_Row]) -> str:
     )
 
 
-def _caption(rows: list[_Row]) -> str:
+def _caption(rows: list[Row]) -> str:
     return (
         f"Gate profiles (mean gate mass of a phase divided by its uniform share, thin dashed line) of "
         f"{len(rows)} unit{'s' if len(rows) > 1 else ''} (layer.head) by phase"
         + (", over knockout effects in percent of clean accuracy." if rows[0].effect is not None else ".")
+        + (
+            " Units are query heads; KV: the KV head that one reads, whose gates are drawn."
+            if any(row.unit != row.gate for row in rows)
+            else ""
+        )
     )

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interp.figures.base import number, require, unit_order
+from interp.figures.gate_units import gate_unit
 from interp.specialization import arcs_text
 from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE
 
@@ -74,7 +75,9 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
     """Accuracy by phase with 95% intervals; the worst phase is marked, and the gap is below."""
     require(sweep, ["accuracy", "accuracy_low", "accuracy_high"], kind="phase_sweep")
     a = sweep.attrs
-    table = _table(["phase", "accuracy (%)", "95% interval", ""])
+    by_query = a.get("axis") == "query"
+    phase_name = "query phase" if by_query else "phase"
+    table = _table([phase_name, "accuracy (%)", "95% interval", ""])
     accuracy, low, high = (
         100 * sweep[f"accuracy{end}"].values.astype(float) for end in ("", "_low", "_high")
     )
@@ -85,13 +88,17 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
     if {"gap_pp", "null_gap_pp"} <= set(a):
         between = _interval(a.get("gap_pp_low", np.nan), a.get("gap_pp_high", np.nan))
         null = number(a["null_gap_pp"], 1)
-        lines.append(f"Gap {number(a['gap_pp'], 1)} pp (95% {between}); {null} pp if phases meant nothing.")
-    if "period" in a:
+        lines.append(
+            f"{'Query gap' if by_query else 'Gap'} {number(a['gap_pp'], 1)} pp (95% {between}); {null} pp if phases meant nothing."
+        )
+    if by_query:
+        lines.append("Query phase: (q + 1) mod S. Period: not tested, every target stays where it is.")
+    elif "period" in a:
         period = str(int(a["period"])) if a["period"] else "none"
         weak = a["period"] and a.get("gap_pp", np.inf) <= a.get("null_gap_pp", 0.0) + 3
         doubt = " in log-probability; the gap itself is hardly more than chance gives" if weak else ""
         lines.append(f"Period found in the data: {period} (p {_p(float(a.get('period_p', np.nan)))}){doubt}.")
-    title = f"Accuracy by phase{_of(sweep)}"
+    title = f"Accuracy by {phase_name}{_of(sweep)}"
     defined = np.isfinite([accuracy, low, high]).all()
     return _titled(title, table, lines, undefined="" if defined else "all answers agree, or too few prompts")
 
@@ -112,9 +119,9 @@ def unit_table(
         kind="specialization",
     )
     heads = ["unit", "serves", "largest loss", "p", "selectivity", "p (selective)"]
-    peaks = _peaks(gates) if gates is not None else {}
-    table = _table(heads + (["gate peaks"] if peaks else []))
     labels = [str(u) for u in specialization["unit"].values]
+    peaks = _peaks_beside(knockout, gates, labels)
+    table = _table(heads + (["gate peaks"] if peaks else []))
     undefined, quiet = False, 0
     loss = float(specialization.attrs.get("min_loss", np.inf))
     for i in unit_order(labels):
@@ -149,7 +156,8 @@ def unit_table(
         verbs = ("s serve", "change") if quiet > 1 else (" serves", "changes")
         lines.append(f"{quiet} more unit{verbs[0]} nothing and {verbs[1]} nothing significantly.")
     if peaks:
-        lines.append("Gate peaks: the phase that the key gate / the value gate weighs most.")
+        whose = " of the KV head that a query head reads" if knockout.attrs.get("unit_kind") == "head" else ""
+        lines.append(f"Gate peaks: the phase that the key gate / the value gate{whose} weighs most.")
     why = "serves no phase, no prompts, or too few clean answers right" if undefined else ""
     return _titled(f"What knocking out one unit does{_of(knockout)}", table, lines, undefined=why)
 
@@ -242,7 +250,10 @@ def patch_table(patched: xr.Dataset) -> RenderableType:
         lines.append(
             f"The {_MOST_UNITS} strongest of {len(shown)} are shown; the others are in the saved result."
         )
-    return _titled(f"Change of log p(answer) by patching one unit, nats by phase{_of(patched)}", table, lines)
+    answer = "source's answer" if patched.attrs.get("pairs") == "value" else "answer"
+    return _titled(
+        f"Change of log p({answer}) by patching one unit, nats by phase{_of(patched)}", table, lines
+    )
 
 
 def control_table(controls: xr.Dataset) -> RenderableType:
@@ -307,6 +318,13 @@ def _peaks(gates: xr.Dataset) -> dict[str, str]:
             str(int(np.nanargmax(p))) if np.isfinite(p).any() else "–" for p in profiles
         )
     return peaks
+
+
+def _peaks_beside(knockout: xr.Dataset, gates: xr.Dataset | None, labels: list[str]) -> dict[str, str]:
+    """Peaks by knocked-out unit, for those that have a gate of their own or read one KV head's."""
+    peaks = {} if gates is None else _peaks(gates)
+    own = {label: gate_unit(knockout, label)[0] for label in labels}
+    return {label: peaks[gate] for label, gate in own.items() if gate is not None and gate in peaks}
 
 
 def _table(heads: Iterable[str]) -> Table:

@@ -69,6 +69,43 @@ def test_accuracy_needs_a_sweep():
         accuracy_by_residue(data.sweep().drop_vars("accuracy_residue"))
 
 
+def query_sweep():
+    """As interp.query_phase returns it: residue and phase are both (q+1) mod S; intervals are over prompts."""
+    return data.sweep(modulus=4, axis="query", period=0, period_p=float("nan"))
+
+
+def test_a_query_sweep_is_drawn_by_query_phase_and_marks_no_boundary():
+    figure = plain(accuracy_by_residue(query_sweep()))
+    layout = figure["layout"]
+    assert layout["xaxis"]["title"]["text"] == "query phase (q + 1) mod 4"
+    assert not layout.get("shapes")
+    assert not layout.get("annotations")
+    (line,) = figure["data"]
+    assert Theme().paper not in line["marker"]["color"]  # no open markers
+    assert line["meta"]["columns"][:2] == ["series", "query_phase"]
+    assert [row[1] for row in line["customdata"]] == [0, 1, 2, 3]
+    assert "query phase %{customdata[1]}" in line["hovertemplate"]
+    words = layout["meta"]["caption"] + layout["meta"]["alt"]
+    assert "BCa" in words
+    assert "worst query phase 3" in words
+    assert not re.search("Wilson|boundary|residue", words)
+
+
+def test_target_and_query_sweeps_never_share_an_axis():
+    with pytest.raises(FigureError, match="a by target, b by query; draw each"):
+        accuracy_by_residue({"a": data.sweep(), "b": query_sweep()})
+    both = plain(accuracy_by_residue({"a": query_sweep(), "b": query_sweep()}))
+    assert both["layout"]["xaxis"]["title"]["text"] == "query phase (q + 1) mod 4"
+
+
+def test_the_caption_says_what_is_marked_and_no_more():
+    strides = accuracy_by_residue({"four": data.sweep(), "two": data.sweep((1.0, 0.5))})
+    assert "Open markers are boundary phases." in strides.layout.meta["caption"]
+    assert "shaded" not in strides.layout.meta["caption"]
+    without = accuracy_by_residue(data.sweep(placebo=1))
+    assert "boundary" not in without.layout.meta["caption"]
+
+
 # ---- gate profiles -----------------------------------------------------------------------------------------
 
 
@@ -177,6 +214,30 @@ def test_panels_have_letters_legends_and_true_plot_widths(parts):
     assert used == {"legend", "legend3"}
     assert used <= set(whole["layout"])
     assert whole["layout"]["meta"]["alt"].startswith("Panel A: Line chart")
+
+
+def test_a_figure_without_letters_can_be_a_panel_and_keeps_its_legends_apart(parts):
+    two = panels([parts[0], parts[2]], labels=None, columns=1, width_mm=85)
+    assert not [a for a in two.layout.annotations if a.text in ("<b>a</b>", "<b>b</b>", "<b></b>")]
+    assert "Panel" not in two.layout.meta["alt"]
+    assert {t.legend for t in two.data if t.showlegend} == {"legend", "legend2"}
+    whole = plain(panels([parts[1], two]))
+    letters = [a["text"] for a in whole["layout"]["annotations"] if re.fullmatch("<b>[a-z]</b>", a["text"])]
+    assert letters == ["<b>a</b>", "<b>b</b>"]
+    assert {t["meta"]["panel"] for t in whole["data"]} == {"a", "b"}
+    used = [t["legend"] for t in whole["data"] if t["showlegend"]]
+    assert len(set(used)) == 2
+    assert set(used) <= set(whole["layout"])
+    first, second = (whole["layout"][name]["y"] for name in dict.fromkeys(used))
+    assert first > second  # each above its own plots
+    groups = [{t["legendgroup"] for t in whole["data"] if t.get("legend") == name and t.get("legendgroup")}
+              for name in dict.fromkeys(used)]  # fmt: skip
+    assert not groups[0] & groups[1]
+
+
+def test_lettered_panels_are_no_panel(parts):
+    with pytest.raises(FigureError, match="panel 'b' has lettered panels itself"):
+        panels([parts[1], panels(parts[:2])])
 
 
 def test_panels_are_the_same_for_the_same_input_and_leave_parts_alone(parts):

@@ -18,7 +18,7 @@ import pytest
 from hooks.errors import CheckpointError
 from interp.figures import FigureError, accuracy_by_residue, effect_heatmap, gate_profiles, panels
 from interp.figures import browser as rendering
-from interp.figures.export import export, export_many, figure_rows, to_html
+from interp.figures.export import export, export_many, figure_csv, figure_rows, to_html
 from interp.figures.vector import finish_pdf, finish_svg, has_raster
 from tests.interp.figures import data
 
@@ -53,6 +53,24 @@ def test_html_holds_everything_and_may_fetch_nothing(heatmap):
     assert "http" not in policy[1]
     assert "Heat map of knockout effects, 4 units by 4 phases." in page  # alternative text
     assert page == to_html(heatmap)  # no random ids
+
+
+def test_booleans_and_undefined_values_are_written_alike_everywhere(heatmap, tmp_path):
+    export(heatmap, tmp_path / "drawn", ("csv",))
+    text = (tmp_path / "drawn.csv").read_text(encoding="utf-8")
+    assert text == figure_csv(heatmap)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert {row["serves"] for row in rows} == {"0", "1"}
+    assert [row["effect_percent"] for row in rows if row["unit"] == "1.1"][-1] == ""  # undefined
+    given = pd.DataFrame({"yes": [True, False], "x": [0.5, None]})
+    export(heatmap, tmp_path / "given", ("csv",), data=given)
+    assert (tmp_path / "given.csv").read_text(encoding="utf-8") == "yes,x\n1,0.5\n0,\n"
+
+
+def test_the_explorer_writes_the_same_csv(heatmap):
+    from apps.explorer import parts
+
+    assert parts._content(heatmap, "csv") == figure_csv(heatmap)
 
 
 def test_csv_is_what_the_figure_shows(heatmap, tmp_path):

@@ -6,7 +6,7 @@ import xarray as xr
 
 from interp.figures import FigureError
 from interp.figures.export import figure_rows
-from interp.figures.patch_maps import patch_by_phase, patch_by_place
+from interp.figures.patch_maps import patch_by_phase, patch_by_place, patching_map
 
 
 def patched(kind, labels, effect, p):
@@ -64,3 +64,61 @@ def test_units_by_phase():
 def test_what_cannot_be_drawn_is_refused(kind, phase, match):
     with pytest.raises(FigureError, match=match):
         patch_by_place(patched(kind, LABELS, EFFECT, P), phase=phase)
+
+
+def told(kind, labels, **attrs):
+    found = patched(kind, labels, np.zeros((len(labels), 2)), np.ones((len(labels), 2)))
+    return patching_map(found.assign_attrs(attrs)).layout.meta["caption"]
+
+
+@pytest.mark.parametrize(
+    ("attrs", "said", "never"),
+    [
+        ({"pairs": "shift", "shift": 3}, "from the same prompt with its target shifted by 3,", "value"),
+        (
+            {"pairs": "shift", "shift": 2, "direction": "denoising"},
+            "from the clean prompt and goes into the same prompt with its target shifted by 2 (denoising)",
+            "value",
+        ),
+        ({"pairs": "value", "shift": 1}, "another value behind the target key", "shifted"),
+        (
+            {"pairs": "value", "shift": 1, "direction": "denoising"},
+            "from the clean prompt and goes into the same prompt with another value",
+            "shifted",
+        ),
+    ],
+)
+def test_the_caption_says_where_it_comes_from_and_where_it_goes(attrs, said, never):
+    caption = told("position", ["0.-1", "0.+0"], **attrs)
+    assert said in caption
+    assert never not in caption
+    assert ("source prompt's answer" in caption) == (attrs["pairs"] == "value")
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "attrs", "said"),
+    [
+        ("position", "0.+0", {"site": ""}, "residual stream before a layer at one position"),
+        ("position", "0.+0", {"site": "hook_mlp_out", "at": "all"}, "hook_mlp_out at one position comes"),
+        ("entry", "0.+0", {}, "key and value of one entry"),
+        ("entry", "0.+0", {"site": "attn.hook_entry_k"}, "attn.hook_entry_k of one entry"),
+        ("head", "0.1", {"at": "final"}, "output of one query head, final position, comes"),
+        ("head", "0.1", {"at": "all"}, "output of one query head, all positions, comes"),
+        ("mlp", "0", {"at": "final"}, "output of a layer's MLP"),
+        ("offset", "0.3", {"at": "all"}, "key and value gates of a layer at one offset comes"),
+        ("layer", "0", {"site": "attn.hook_pattern", "at": "final"}, "attn.hook_pattern of one layer"),
+    ],
+)
+def test_the_caption_names_what_is_patched(kind, label, attrs, said):
+    caption = told(kind, [label], **attrs)
+    assert said in caption
+    assert ("residual stream" in caption) == (kind == "position" and not attrs["site"])
+
+
+def test_under_denoising_the_phase_is_the_patched_prompts():
+    found = patched("head", ["0.0"], np.zeros((1, 2)), np.ones((1, 2)))
+    titles = [
+        patch_by_phase(found.assign_attrs(direction=one)).layout.xaxis.title.text
+        for one in ("noising", "denoising")
+    ]
+    assert titles == ["phase of the target", "phase of the target in the patched prompt"]

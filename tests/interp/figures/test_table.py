@@ -10,7 +10,7 @@ import xarray as xr
 from rich.console import Console
 
 from interp.figures import FigureError
-from interp.figures.table import effect_table, report_table, show
+from interp.figures.table import effect_table, report_table, show, sweep_table
 from tests.interp.figures import data
 
 
@@ -96,3 +96,13 @@ def test_every_result_can_be_shown(result, holds):
 def test_a_foreign_result_is_named():
     with pytest.raises(FigureError, match="not a phase_sweep result: accuracy"):
         report_table(data.gates(), data.knockout(), data.specialization())
+
+
+def test_a_query_sweep_is_no_table_of_the_targets_phases():
+    queries = data.sweep(modulus=4, axis="query", period=0, period_p=float("nan"))
+    lines = printed(sweep_table(queries))
+    text = " ".join(" ".join(lines).split())
+    assert "Accuracy by query phase, toy" in text
+    assert "Query gap 90.0 pp" in text
+    assert "Period: not tested" in text
+    assert "Period found" not in text
