@@ -10,7 +10,7 @@ import xarray as xr
 from rich.console import Console
 
 from interp.figures import FigureError
-from interp.figures.table import effect_table, report_table, show
+from interp.figures.table import effect_table, report_table, show, sweep_table
 from tests.interp.figures import data
 
 
@@ -59,6 +59,14 @@ def test_undefined_is_a_dash_with_a_footnote():
     assert lines[-1] == "– undefined: fewer than 20 clean answers right."
     complete = printed(effect_table(data.knockout().fillna(0.0)))
     assert not [line for line in complete if "undefined" in line]
+
+
+def test_a_period_that_was_not_looked_for_is_not_called_absent():
+    few = data.sweep(period=0, period_p=0.3, stride=8, period_tested=list(range(2, 8)))
+    assert "Period found in the data: none of 2 to 7, 8 not testable (p 0.300)." in printed(sweep_table(few))
+    assert "Period found in the data: none (p 0.300)." in printed(
+        sweep_table(data.sweep(period=0, period_p=0.3))
+    )
 
 
 def test_phases_no_unit_serves_are_named():
