@@ -5,7 +5,6 @@ Only safetensors and JSON are read, and no code that comes with a model is run.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from hooks.errors import CheckpointError, ConfigError, ModelCheckError, PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
+from hooks.identity import hash_model
 from hooks.running import as_tokens
 
 __all__ = ["CausalLM", "CausalLMSizes", "config_strides", "fetch", "load_causal_lm", "read_config"]
@@ -187,14 +187,7 @@ class CausalLM:
     def content_hash(self) -> str:
         """SHA-256 over configuration and weights; computed once."""
         if not self._hash:
-            digest = hashlib.sha256(
-                json.dumps([type(self.hf).__name__, self.cfg.to_dict()], sort_keys=True).encode()
-            )
-            for name, tensor in sorted(self.hf.state_dict().items()):
-                digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                digest.update(memoryview(flat.view(torch.uint8).numpy()))
-            self._hash = digest.hexdigest()
+            self._hash = hash_model(self.hf, self.hf.state_dict())
         return self._hash
 
     def start_cache(self, batch: int, rewind: bool = True) -> Any:

@@ -19,8 +19,8 @@ from transformer_lens.hook_points import HookPoint
 
 from hooks.compressor import Branch, WindowTokens
 from hooks.config import LayerConfig, ModelConfig
-from hooks.errors import SiteError
 from hooks.numerics import RMSNorm, rope_tables, rotate, working_dtype
+from hooks.picks import readable_picks, require_range
 from hooks.softmax import dot_products
 from hooks.stored import store
 
@@ -120,7 +120,7 @@ class Indexer(nn.Module):
         Raises
         ------
         SiteError
-            If a hook picks an entry that does not exist.
+            If a hook picks an entry or keeps a block that does not exist.
         """
         x = x.detach()
         heads, m, width = self.W_Q.shape
@@ -156,7 +156,16 @@ class Indexer(nn.Module):
                     block_pool(block.detach(), visible, self.layer.index_pool, self.layer.index_block)
                 )
         formed = self.hook_pool(torch.cat(pools, dim=1)) if pools else None
-        return Choice(self._checked(self.hook_picks(torch.cat(picks, dim=1)), total), formed, scores)
+        chosen = self.hook_picks(torch.cat(picks, dim=1))
+        if self.hook_picks.fwd_hooks:
+            chosen = readable_picks(
+                chosen, (queries + 1) // self.layer.stride, total, name=str(self.hook_picks.name)
+            )
+        if formed is not None and self.hook_pool.fwd_hooks:
+            require_range(
+                formed, -(-total // self.layer.index_block), name=str(self.hook_pool.name), what="block"
+            )
+        return Choice(chosen, formed, scores)
 
     def _seen(self, keys: list[Tensor], query: int) -> list[Tensor]:
         """Keys of the entries that a query, or any before it, can see."""
@@ -184,17 +193,6 @@ class Indexer(nn.Module):
             scores = scores.masked_fill(outside, -torch.inf)
         return top_picks(scores.detach(), self.layer.index_topk or 0)
 
-    def _checked(self, picks: Tensor, total: int) -> Tensor:
-        if self.hook_picks.fwd_hooks and picks.numel():
-            low, high = (int(v) for v in torch.aminmax(picks))
-            if low < -1 or high >= total:
-                raise SiteError(
-                    f"{self.hook_picks.name}: pick {low if low < -1 else high} does not exist; valid: -1 (empty) "
-                    f"to {total - 1}"
-                )
-            picks = _distinct(picks)
-        return picks
-
 
 def top_picks(scores: Float[Tensor, "*batch e"], k: int) -> Int[Tensor, "*batch k"]:
     """The k best entries, best first, ties to the lowest index, −1 where fewer are finite.
@@ -218,12 +216,6 @@ def _best(scores: Tensor, k: int) -> Tensor:
     chosen = (above | tied).nonzero()[:, -1].view(*scores.shape[:-1], k)
     order = scores.gather(-1, chosen).argsort(dim=-1, descending=True, stable=True)
     return chosen.gather(-1, order)
-
-
-def _distinct(picks: Tensor) -> Tensor:
-    """Empty every pick that an earlier one of its query names already: an entry is read once."""
-    same = picks[..., :, None] == picks[..., None, :]
-    return picks.masked_fill(same.tril(-1).any(-1), -1)
 
 
 def block_pool(

@@ -23,6 +23,7 @@ from hooks.deepseek.sizes import DeepseekSizes, sizes_of
 from hooks.deepseek.taps import FIRING_ORDER, BlockSites
 from hooks.errors import ModelCheckError, PhaselensError
 from hooks.geometry import ChunkGeometry
+from hooks.picks import readable_picks
 from hooks.running import as_tokens
 from hooks.sites import check_names, site
 
@@ -209,7 +210,7 @@ class _Visit:
                 indexer = attention.compressor.indexer
                 self.pool(indexer, _SPARSE, "attn.indexer.compressor.")
                 self.replace(indexer.scorer, "output", "attn.indexer.hook_scores", self.hide_future)
-                self.replace(indexer, "output", "attn.indexer.hook_picks")
+                self.picks(indexer)
         self.reads(attention)
         self.maps(attention)
         heads = self.edits.get("attn.hook_result")
@@ -253,6 +254,22 @@ class _Visit:
             changed = self.edits[name](tensor.unsqueeze(3).clone())
             if changed is not None:
                 tensor.copy_(changed.squeeze(3))
+
+    def picks(self, indexer: Any) -> None:
+        """Picks [B, T, k]; what an edit sets is held to the entries that each query can read."""
+        kind = "attn.indexer.hook_picks"
+        if kind not in self.edits:
+            return
+        name = f"blocks.{self.layer}.{kind}"
+
+        def readable(picks: Tensor) -> Tensor | None:
+            changed = self.edits[kind](picks)
+            if changed is None:
+                return None
+            assert self.geometry is not None
+            return readable_picks(changed, self.visible(), self.geometry.n_entries(self.length), name=name)
+
+        _replace(indexer, "output", readable)
 
     def reads(self, attention: Any) -> None:
         """Edit queries, keys and values as the attention function gets them; entries follow the tokens."""
@@ -300,11 +317,13 @@ class _Visit:
 
     def hide_future(self, scores: Tensor) -> Tensor:
         """Index scores [B, T, E] with −inf for entries that are not readable yet."""
-        assert self.geometry is not None
-        readable = [self.geometry.visible(query) for query in range(self.length)]
         entries = torch.arange(scores.shape[-1], device=scores.device)
-        future = entries >= torch.tensor(readable, device=scores.device)[:, None]
-        return scores.masked_fill(future, -torch.inf)
+        return scores.masked_fill(entries >= self.visible().to(scores.device)[:, None], -torch.inf)
+
+    def visible(self) -> Tensor:
+        """Entries [T] that each query sees."""
+        assert self.geometry is not None
+        return torch.tensor([self.geometry.visible(query) for query in range(self.length)])
 
 
 def trace_deepseek_v4(hf_model: Any) -> TracedDeepseekV4:

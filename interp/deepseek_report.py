@@ -210,7 +210,7 @@ def _sweep_row(name: str, by: str, one: xr.Dataset) -> list[str]:
     return [
         f"`{name}`", by, str(one["correct"].size), " ".join(f"{100 * v:.1f}" for v in one["accuracy"].values),
         f"{a['gap_pp']:.1f} ({a['gap_pp_low']:.1f} to {a['gap_pp_high']:.1f})", f"{a['null_gap_pp']:.1f}",
-        f"{a['period'] or 'none'} ({a['period_p']:.3f})",
+        f"{stats.period_label(a)} ({a['period_p']:.3f})",
     ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def unit_periods(
     -------
     Dataset
         ``period (unit)`` (0: none) and ``period_p (unit)`` of :func:`interp.stats.find_period` on the unit's
-        effect; ``p (unit)``, the latter after Holm over units; ``follows (unit)``: the period is S with p <
+        effect, among 2 to 16 and S; ``p (unit)``, the latter after Holm over units; ``follows (unit)``: the period is S with p <
         0.05; ``score (unit, candidate)``, the adjusted share of the effect's variance that target_position
         mod candidate explains, for S and every placebo stride (coordinate ``placebo``); ``gap (unit)``, best
         minus worst phase at S, and ``detectable (unit)``, the gap that would have been found with 80% power
@@ -50,7 +50,7 @@ def unit_periods(
     Raises
     ------
     StatisticsError
-        If the stride does not divide R, or is 1.
+        If the stride does not divide R, is 1, or cannot be tested on so few prompts.
     """
     modulus = int(found.attrs["modulus"])
     step = int(found.attrs["stride"]) if stride is None else stride
@@ -59,9 +59,15 @@ def unit_periods(
     clean = found[f"clean_{variable}"].values.astype(float)
     values = np.concatenate([clean[None], found[variable].values.astype(float) - clean])
     position = found["target_position"].values
-    shown = [step, *stats.placebo_strides(step, modulus)]
-    shown = [candidate for candidate in shown if candidate in stats.CANDIDATES]
-    each = [stats.find_period(one, position, seed=seed) for one in values]
+    candidates = stats.candidates_for(step)
+    each: list[stats.Period] = []
+    for one in values:
+        each.append(stats.find_period(one, position, candidates=candidates, seed=seed))
+        if step not in each[0].tested:
+            raise StatisticsError(
+                f"stride={step} has under two values a phase at n={len(clean)}; valid: 2 prompts a residue or more"
+            )
+    shown = [c for c in (step, *stats.placebo_strides(step, modulus)) if c in each[0].tested]
     p = np.array([one.p for one in each])
     adjusted = np.concatenate([p[:1], _holm(p[1:])])
     period = np.array([one.period for one in each])
@@ -75,7 +81,10 @@ def unit_periods(
             "follows": ("unit", (period == step) & (adjusted < stats.SIGNIFICANCE)),
             "score": (("unit", "candidate"), [[one.scores[c] for c in shown] for one in each]),
             "gap": ("unit", np.ptp(by, axis=-1)),
-            "detectable": ("unit", [detectable_gap(one, step) for one in values]),
+            "detectable": (
+                "unit",
+                [detectable_gap(one, step, candidates=len(each[0].tested)) for one in values],
+            ),
         },
         coords={
             "unit": ["clean", *map(str, found["unit"].values)],
@@ -83,7 +92,14 @@ def unit_periods(
             "candidate": shown,
             "placebo": ("candidate", [c != step for c in shown]),
         },
-        attrs={**found.attrs, "stride": step, "scored": variable, "power": POWER, "n_prompts": len(clean)},
+        attrs={
+            **found.attrs,
+            "stride": step,
+            "scored": variable,
+            "power": POWER,
+            "n_prompts": len(clean),
+            "period_tested": each[0].tested,
+        },
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from interp.specialization import arcs_text
+from interp.stats import period_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -77,7 +78,7 @@ def page(
 
 def _summary(attrs: Mapping[str, Any]) -> str:
     gap, low, high, null = (_number(attrs[n]) for n in ("gap_pp", "gap_pp_low", "gap_pp_high", "null_gap_pp"))
-    period = str(int(attrs["period"]) or "none")
+    period = period_label(attrs)
     return (
         f"Gap {gap} pp (95% interval {low} to {high}) between the best phase and the worst, "
         f"{attrs['worst_phase']}; {null} pp with phases shuffled. "

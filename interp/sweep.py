@@ -143,8 +143,8 @@ def summarise(
     Dataset
         As :func:`phase_sweep` describes; attributes ``gap_pp`` (best minus worst phase, percentage points)
         with interval, ``gap_residue_pp``, ``null_gap_pp`` (expected if phases meant nothing),
-        ``worst_phase``, ``period`` (0: none) and ``period_p`` (tested on log-probability), and
-        ``position_deviation_mean`` in tokens.
+        ``worst_phase``, ``period`` (0: none), ``period_p`` and ``period_tested`` (the candidates; on
+        log-probability), and ``position_deviation_mean`` in tokens.
     """
     correct = tables["correct"]
     n, modulus = correct.shape
@@ -154,7 +154,9 @@ def summarise(
     wilson_low, wilson_high = stats.wilson(correct.sum(0), n)
     gap_low, gap_high = stats.gap_interval(correct, stride, seed=seed)
     accuracy = correct.mean(0)
-    period = stats.find_period(tables["logprob"], position, seed=seed)
+    period = stats.find_period(
+        tables["logprob"], position, candidates=stats.candidates_for(stride), seed=seed
+    )
     deviation = prompts.position_deviation()
     return xr.Dataset(
         {
@@ -183,6 +185,7 @@ def summarise(
             "worst_phase": int(by.argmin()),
             "period": period.period,
             "period_p": period.p,
+            "period_tested": period.tested,
             "position_deviation_mean": deviation.mean,
             "position_deviation_variance": deviation.variance,
         },

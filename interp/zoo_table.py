@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from interp.stats import CONFIRMATORY_SEED
+from interp.stats import CONFIRMATORY_SEED, period_label
 
 __all__ = ["zoo_page"]
 
@@ -76,7 +76,7 @@ def _row(name: str, n_per_residue: int, seed: int) -> str:
     attrs = sweep.attrs
     low, high = attrs["gap_pp_low"], attrs["gap_pp_high"]
     interval = f"[{low:.1f}, {high:.1f}]" if low == low else "[–]"
-    period = str(attrs["period"]) if attrs["period"] else "none"
+    period = period_label(attrs)
     cells = [
         f"`{name}`",
         " ".join(f"{100 * a:.0f}" for a in sweep["accuracy"].values),

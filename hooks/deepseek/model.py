@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +27,7 @@ from hooks.deepseek.sizes import SlotLabel, sizes_of, slots
 from hooks.deepseek.taps import ATTENTION, FIRING_ORDER, BlockSites, LayerTap, plain
 from hooks.errors import ConfigError, PhaselensError
 from hooks.geometry import ChunkGeometry
+from hooks.identity import hash_model
 from hooks.running import StrictHooks, as_tokens
 
 __all__ = ["HookedDeepseekV4", "hook_deepseek_v4"]
@@ -146,16 +145,8 @@ class HookedDeepseekV4(StrictHooks):
 
     def content_hash(self) -> str:
         """SHA-256 over configuration and weights."""
-        config = self.plain.config.to_dict()
-        fields = {
-            name: config.get(name) for name in type(self.plain.config).__annotations__ if name != "use_cache"
-        }
-        digest = hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode())
         tensors = dict(self.plain.named_parameters()) | dict(self.plain.named_buffers())
-        for name, tensor in sorted(tensors.items()):
-            digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return hash_model(self.plain, tensors)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of the Hugging Face model."""

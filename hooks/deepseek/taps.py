@@ -17,8 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import eager_attention_forward, repeat_kv
 
 from hooks.deepseek.pooling import BranchSites, Call, PoolTap
-from hooks.errors import SiteError
 from hooks.geometry import ChunkGeometry
+from hooks.picks import readable_picks
 from hooks.running import watched
 
 __all__ = ["ATTENTION", "FIRING_ORDER", "BlockSites", "Call", "LayerTap", "plain"]
@@ -183,23 +183,21 @@ class LayerTap:
         call, point = self.call(), self.sites.indexer.hook_picks
         if call is None or not watched(point):
             return picks
-        picks, limit = point(picks), call.entries(self.geometry)[1]
-        if picks.numel() and not -1 <= int(picks.min()) <= int(picks.max()) < limit:
-            raise SiteError(
-                f"{point.name} was set to picks {int(picks.min())} to {int(picks.max())}; "
-                f"valid: entries 0 to {limit - 1}, or -1 for none"
-            )
-        return picks
+        total = call.entries(self.geometry)[1]
+        return readable_picks(point(picks), self._visible(call, picks), total, name=str(point.name))
 
     def _index_scores(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
         call = self.call()
         if call is None or not watched(self.sites.indexer.hook_scores):
             return None
-        assert self.geometry is not None
-        queries = torch.arange(call.past, call.past + call.new, device=out.device)
-        visible = torch.div(queries + 1, self.geometry.stride, rounding_mode="floor")
-        future = torch.arange(out.shape[-1], device=out.device) >= visible[:, None]
+        future = torch.arange(out.shape[-1], device=out.device) >= self._visible(call, out)[:, None]
         return self.sites.indexer.hook_scores(out.masked_fill(future, -torch.inf))
+
+    def _visible(self, call: Call, like: Tensor) -> Tensor:
+        """Entries [T] that each query of the call sees."""
+        assert self.geometry is not None
+        queries = torch.arange(call.past, call.past + call.new, device=like.device)
+        return torch.div(queries + 1, self.geometry.stride, rounding_mode="floor")
 
     # ------------------------------------------------------------------ attention
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import xarray as xr
 
+from interp import stats
 from interp.audit import wording
 from interp.audit.chart import Interval, Line, intervals_chart, line_chart
 from interp.audit.style import STYLE
@@ -120,7 +121,7 @@ def _tiles(a: Mapping[str, float]) -> str:
         ("gap by chance", f"{number(a['null_gap_pp'])} pp", p_value(a["gap_p"])),
         ("residue gap", f"{number(a['gap_residue_pp'])} pp", f"over {a['modulus']} residues"),
         ("worst phase", str(a["worst_phase"]) if a["gap_pp"] else "–", f"of 0 to {int(a['stride']) - 1}"),
-        ("period", str(int(a["period"]) or "none"), p_value(a["period_p"])),
+        ("period", stats.period_label(a), p_value(a["period_p"])),
         (
             "would have been seen",
             f"{number(a['detectable_gap_pp'])} pp",
@@ -287,7 +288,7 @@ def _beside(tests: Mapping[str, xr.Dataset], beside: Mapping[str, xr.Dataset]) -
             [
                 name, stride, number(100 * a["mean_accuracy"]), str(a["worst_phase"]), number(a["gap_pp"]),
                 interval(a["gap_pp_low"], a["gap_pp_high"]), number(a["gap_residue_pp"]),
-                str(int(a["period"]) or "none"),
+                stats.period_label(a),
             ]
         )  # fmt: skip
         emphasis = name in own and bool(beside)

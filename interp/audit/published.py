@@ -103,7 +103,7 @@ def needle_counts(
     accuracy, by = counts / n, stats.phase_means(counts / n, stride)
     residue_low, residue_high = stats.wilson(counts, n)
     gap_low, gap_high = stats.gap_interval(correct, stride, seed=seed)
-    period = stats.period_of_counts(counts, n, seed=seed)
+    period = stats.period_of_counts(counts, n, candidates=stats.candidates_for(stride), seed=seed)
     sweep = xr.Dataset(
         {
             "correct": (("prompt", "residue"), correct),
@@ -133,6 +133,7 @@ def needle_counts(
             "worst_phase": int(by.argmin()),
             "period": period.period,
             "period_p": period.p,
+            "period_tested": period.tested,
             "period_on": "correct",
         },
     )

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import xarray as xr
 
+from interp import stats
+
 __all__ = ["cross_lines", "interval", "notes", "number", "p_value", "period_text", "position_text", "verdict"]
 
 _FLOOR, _CEILING = 0.05, 0.98
@@ -40,8 +42,7 @@ def p_value(p: float) -> str:
 
 def period_text(attrs: Mapping[str, object]) -> str:
     """Return the period and its p."""
-    period = int(float(str(attrs["period"])))
-    return f"{period or 'none'} ({p_value(float(str(attrs['period_p'])))})"
+    return f"{stats.period_label(attrs)} ({p_value(float(str(attrs['period_p'])))})"
 
 
 def position_text(attrs: Mapping[str, object]) -> str:

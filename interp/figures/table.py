@@ -13,7 +13,7 @@ from rich.text import Text
 from interp.figures.base import number, require, unit_order
 from interp.figures.gate_units import gate_unit
 from interp.specialization import arcs_text
-from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE
+from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE, period_label
 
 __all__ = [
     "control_table",
@@ -94,7 +94,7 @@ def sweep_table(sweep: xr.Dataset) -> RenderableType:
     if by_query:
         lines.append("Query phase: (q + 1) mod S. Period: not tested, every target stays where it is.")
     elif "period" in a:
-        period = str(int(a["period"])) if a["period"] else "none"
+        period = period_label(a)
         weak = a["period"] and a.get("gap_pp", np.inf) <= a.get("null_gap_pp", 0.0) + 3
         doubt = " in log-probability; the gap itself is hardly more than chance gives" if weak else ""
         lines.append(f"Period found in the data: {period} (p {_p(float(a.get('period_p', np.nan)))}){doubt}.")
@@ -293,6 +293,10 @@ def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
         return control_table(dataset)
     if {"effect_logprob", "normalised", "difference"} <= there:
         return patch_table(dataset)
+    from interp.figures import v41_tables  # it builds on this module
+
+    if (found := v41_tables.table_of(dataset)) is not None:
+        return found
     table = _table(["variable", "dims", "mean", "lowest", "highest"])
     for variable in dataset.data_vars.values():
         sizes = " × ".join(f"{d} {n}" for d, n in variable.sizes.items()) or "scalar"

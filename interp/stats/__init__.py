@@ -16,7 +16,14 @@ from interp.stats._data import (
 )
 from interp.stats.controls import CONFIRMATORY_SEED, discover_confirm, placebo_strides
 from interp.stats.intervals import bca, family_interval, gap_interval, phase_intervals, wilson
-from interp.stats.period import CANDIDATES, Period, find_period, period_of_counts
+from interp.stats.period import (
+    CANDIDATES,
+    Period,
+    candidates_for,
+    find_period,
+    period_label,
+    period_of_counts,
+)
 from interp.stats.permutation import (
     EffectTest,
     SelectivityTest,
@@ -40,12 +47,14 @@ __all__ = [
     "bca",
     "benjamini_hochberg",
     "by_cycle",
+    "candidates_for",
     "discover_confirm",
     "effect_test",
     "family_interval",
     "find_period",
     "gap_interval",
     "null_gap",
+    "period_label",
     "period_of_counts",
     "phase_gap",
     "phase_intervals",

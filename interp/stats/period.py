@@ -7,8 +7,8 @@ proper divisor of it that fits as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,10 +18,10 @@ from hooks.errors import StatisticsError
 from interp.rng import numpy_rng
 from interp.stats._data import SIGNIFICANCE, table
 
-__all__ = ["CANDIDATES", "Period", "find_period", "period_of_counts"]
+__all__ = ["CANDIDATES", "Period", "candidates_for", "find_period", "period_label", "period_of_counts"]
 
 CANDIDATES = tuple(range(2, 17))
-"""Periods that are looked for."""
+"""Periods that are looked for; a larger stride that is asked about besides (:func:`candidates_for`)."""
 _CHUNK = 4_000_000  # floats held at once while permuting
 _TIE = 1e-9
 
@@ -35,6 +35,45 @@ class Period(NamedTuple):
     """Permutation p of the best candidate, adjusted for looking at all of them."""
     scores: dict[int, float]
     """Adjusted between-class variance by candidate: 1 explains all, 0 nothing; NaN where untestable."""
+
+    @property
+    def tested(self) -> list[int]:
+        """Candidates that could be tested, ascending."""
+        return sorted(candidate for candidate, score in self.scores.items() if not np.isnan(score))
+
+
+def candidates_for(stride: int) -> tuple[int, ...]:
+    """Periods to look for where phases are counted by `stride`: :data:`CANDIDATES`, and a stride above them."""
+    return CANDIDATES if stride <= CANDIDATES[-1] else (*CANDIDATES, stride)
+
+
+def period_label(attrs: Mapping[str, Any]) -> str:
+    """Say which period was found: a number, "none", or what could not be looked for.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Of a result: ``period`` (0 for none), and where known ``period_p``, ``stride`` and ``period_tested`` (the
+        candidates that could be tested; all of :data:`CANDIDATES` if left out).
+
+    Returns
+    -------
+    str
+        "4"; "none"; "none of 2 to 16, 32 not testable" where the stride is not among what was tested, so that its
+        absence is no finding; "not tested" where p is undefined.
+    """
+    period = int(attrs["period"])
+    if period:
+        return str(period)
+    if np.isnan(float(attrs.get("period_p", 0.0))):
+        return "not tested"
+    tested = [int(c) for c in np.atleast_1d(attrs.get("period_tested", CANDIDATES))]
+    stride = int(attrs.get("stride", 0))
+    if stride < 2 or stride in tested:
+        return "none"
+    whole = len(tested) > 2 and tested == list(range(tested[0], tested[-1] + 1))
+    among = f"{tested[0]} to {tested[-1]}" if whole else ", ".join(map(str, tested))
+    return f"none of {among}, {stride} not testable"
 
 
 def find_period(

@@ -84,6 +84,33 @@ def test_the_hash_knows_weights_and_sizes(folder, model):
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rms_norm_eps", 1e-3),
+        ("hidden_act", "gelu"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
+    ],
+)
+def test_the_hash_knows_every_setting_that_changes_logits(folder, model, tmp_path, key, value):
+    shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    assert key in config
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {key: value}))
+    other = load_causal_lm(tmp_path / "other")
+    tokens = torch.arange(14).reshape(2, 7)
+    assert not torch.equal(other(tokens), model(tokens))
+    assert other.content_hash() != model.content_hash()
+
+
+def test_the_hash_does_not_know_paths_versions_and_tasks(folder, model, tmp_path):
+    shutil.copytree(folder, tmp_path / "moved")
+    config = json.loads((folder / "config.json").read_text())
+    other = {"transformers_version": "4.0.0", "use_cache": False, "phaselens_task": {"n_keys": 3}}
+    (tmp_path / "moved" / "config.json").write_text(json.dumps(config | other))
+    assert load_causal_lm(tmp_path / "moved").content_hash() == model.content_hash()
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"tokens": [[1, 2], [3]]}, "ragged"),

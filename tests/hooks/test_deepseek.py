@@ -100,6 +100,8 @@ def test_sizes_and_hash():
     assert hook_deepseek_v4(other).content_hash() == model.content_hash()
     other.lm_head.weight[0, 0] += 1
     assert hook_deepseek_v4(other).content_hash() != model.content_hash()
+    wider = v4(rms_norm_eps=1e-3)
+    assert hook_deepseek_v4(wider, check=False).content_hash() != model.content_hash()
 
 
 # ---------------------------------------------------------------------- what the sites hold

@@ -69,8 +69,25 @@ def test_every_query_reads_its_own_picks():
 
 def test_picks_of_entries_that_do_not_exist_raise():
     _, model = hooked(topk=2)
-    with pytest.raises(SiteError, match="valid: entries 0 to 2, or -1"):
-        model.run_with_hooks(tokens(1, 12), fwd_hooks=[(PICKS, lambda picks, hook: picks * 0 + 3)])
+    for bad in (3, -2):
+        told = rf"hook_picks: pick {bad} does not exist; valid: -1 \(empty\) to 2"
+        with pytest.raises(SiteError, match=told):
+            model.run_with_hooks(tokens(1, 12), fwd_hooks=[(PICKS, lambda picks, hook, b=bad: picks * 0 + b)])
+
+
+def test_picks_set_to_entries_of_the_future_read_nothing():
+    """Set to entry 3 (tokens 8 to 15) for every query, the last token reaches no logits before position 15."""
+    _, model = hooked(topk=2)
+    ids = tokens(1, 16)
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1) % 50
+    future = (PICKS, lambda picks, hook: torch.full_like(picks, 3))
+    with torch.no_grad():
+        first, second = (model.run_with_hooks(each, fwd_hooks=[future]) for each in (ids, other))
+        none = model.run_with_hooks(ids, fwd_hooks=[(PICKS, lambda picks, hook: torch.full_like(picks, -1))])
+    assert torch.equal(first[:, :15], second[:, :15])
+    assert torch.equal(first[:, :15], none[:, :15])
+    assert float((first[:, 15] - none[:, 15]).abs().max()) > 1e-3
 
 
 def test_prompts_shorter_than_a_window():

@@ -178,6 +178,14 @@ def test_a_pick_that_does_not_exist_raises():
             )
 
 
+def test_a_block_that_does_not_exist_raises():
+    model = build(small("encoder-decoder", index_topk=4, index_pool=(None,) * 4 + (1,) + (None,) * 3))
+    name = "blocks.4.attn.indexer.hook_pool"  # 13 entries of one token, blocks of 2
+    for bad in (7, -2):
+        with pytest.raises(SiteError, match=rf"{name}: block {bad} does not exist; valid: -1 \(empty\) to 6"):
+            model.run_with_hooks(tokens(1, 13), fwd_hooks=[(name, lambda pool, hook, b=bad: pool * 0 + b)])
+
+
 def test_a_pick_from_the_future_reads_nothing():
     model = build(v4(k=1))
     with model.hooks(fwd_hooks=[(PICKS.format(0), lambda picks, hook: picks * 0 + 2)]):

@@ -122,3 +122,22 @@ def test_operations_that_are_gone_are_named(monkeypatch):
     monkeypatch.setattr(tracing, "_ATTENTION_OPS", ("attention_interface_7",))
     with pytest.raises(ModelCheckError, match="no operation 'attention_interface_7'"):
         tracing.trace_deepseek_v4(v4())
+
+
+def test_picks_set_by_an_edit_follow_the_hooked_models_rule(both):
+    """Future entries are emptied in both backends alike; entries that do not exist raise, one line."""
+    _, model, traced = both
+    ids, name = tokens(1, 16), "blocks.1.attn.indexer.hook_picks"
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1) % 50
+    with torch.no_grad():
+        want = model.run_with_hooks(ids, fwd_hooks=[(name, lambda picks, hook: torch.full_like(picks, 3))])
+        got, changed = (
+            traced.run_with_edits(each, {name: lambda picks: torch.full_like(picks, 3)})
+            for each in (ids, other)
+        )
+    torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=1e-4)
+    assert torch.equal(got[:, :15], changed[:, :15])
+    for bad in (99, -2):
+        with pytest.raises(SiteError, match=rf"{name}: pick {bad} does not exist; valid: -1 \(empty\) to 3"):
+            traced.run_with_edits(ids, {name: lambda picks, b=bad: torch.full_like(picks, b)})

@@ -53,6 +53,27 @@ def test_wrong_strides_are_refused():
             unit_periods(knocked(2), stride=stride)
 
 
+def test_a_stride_above_16_is_a_candidate():
+    rng = np.random.default_rng(0)
+    clean, position = rng.normal(size=(6, 32)), np.tile(np.arange(64, 96), (6, 1))
+    effect = rng.normal(size=(1, 6, 32)) - 5.0 * (position % 32 == 7)
+    found = xr.Dataset(
+        {
+            "logprob": (("unit", "prompt", "residue"), clean + effect),
+            "clean_logprob": (("prompt", "residue"), clean),
+            "target_position": (("prompt", "residue"), position),
+        },
+        coords={"unit": ["0.0"]},
+        attrs={"stride": 32, "modulus": 32},
+    )
+    periods = unit_periods(found)
+    assert periods["period"].values.tolist() == [0, 32]
+    assert periods["follows"].values.tolist() == [False, True]
+    assert periods.attrs["period_tested"] == [*range(2, 17), 32]
+    with pytest.raises(StatisticsError, match="stride=32 has under two values a phase at n=1"):
+        unit_periods(found.isel(prompt=[0]))
+
+
 def found_share(gap, stride, runs=60):
     """How often the permutation test finds the period of a gap at one phase, noise of 1."""
     rng, hits = np.random.default_rng(1), 0

@@ -8,7 +8,7 @@ from scipy.ndimage import uniform_filter1d
 from hooks.errors import StatisticsError
 from interp.published import load_published
 from interp.rng import numpy_rng
-from interp.stats import find_period, period_of_counts
+from interp.stats import candidates_for, find_period, period_label, period_of_counts
 from tests.interp.simulated_recall import clean_rows
 
 ACCURACIES = {
@@ -197,3 +197,32 @@ def test_period_of_counts_refuses(counts):
 def test_period_of_counts_needs_a_divisor_of_the_modulus():
     with pytest.raises(StatisticsError, match="no period"):
         period_of_counts([3, 4, 5, 6, 7], 10, candidates=[2, 3])
+
+
+def test_a_stride_above_16_is_looked_for_where_it_is_asked_about():
+    """One weak phase in 32: no candidate of 2 to 16 is its period, and without it a divisor stands in."""
+    t = np.tile(np.arange(64, 96), (12, 1))
+    values = np.random.default_rng(0).normal(size=t.shape) - 3.0 * (t % 32 == 5)
+    assert candidates_for(32) == (*range(2, 17), 32)
+    assert candidates_for(16) == candidates_for(3) == tuple(range(2, 17))
+    found = find_period(values, t, candidates=candidates_for(32), n_permutations=199)
+    assert (found.period, found.tested) == (32, [*range(2, 17), 32])
+
+
+@pytest.mark.parametrize(
+    ("attrs", "label"),
+    [
+        ({"period": 4, "stride": 4, "period_p": 0.001}, "4"),
+        ({"period": 0, "stride": 4, "period_p": 0.4}, "none"),
+        ({"period": 0, "stride": 32, "period_p": 0.4}, "none of 2 to 16, 32 not testable"),
+        ({"period": 0, "stride": 32, "period_p": 0.4, "period_tested": np.array([2, 4, 32])}, "none"),
+        (
+            {"period": 0, "stride": 3, "period_p": 0.4, "period_tested": [2, 4, 8]},
+            "none of 2, 4, 8, 3 not testable",
+        ),
+        ({"period": 0, "stride": 4, "period_p": 0.4, "period_tested": 2}, "none of 2, 4 not testable"),
+        ({"period": 0, "stride": 8, "period_p": np.nan}, "not tested"),
+    ],
+)
+def test_no_period_is_only_said_where_one_was_looked_for(attrs, label):
+    assert period_label(attrs) == label

@@ -10,6 +10,7 @@ from interp import knockout, phase_sweep
 from interp.phases import measured_stride
 from interp.sweep import summarise
 from interp.tasks import RecallTask
+from interp.tasks.prompts import Prompts
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,18 @@ def test_only_recall_has_a_query_that_moves():
 
     with pytest.raises(PhaselensError, match="axis='query' moves the query of a RecallTask; Other"):
         phase_sweep(hooks.load("tiny"), Other(), axis="query")  # type: ignore[arg-type]
+
+
+def test_the_stride_asked_about_is_a_candidate_period():
+    """R = S = 32, as a model of stride 32 gets it: phase 7 is weak, and 32 is among what is looked for."""
+    residue = torch.arange(6 * 32) % 32
+    prompts = Prompts(
+        tokens=torch.zeros((1, 1), dtype=torch.int64).expand(6 * 32, 200), answer=torch.zeros_like(residue),
+        target_position=residue + 64, query_position=199, residue=residue,
+        prompt_id=torch.arange(6 * 32) // 32, modulus=32,
+    )  # fmt: skip
+    logprob = np.random.default_rng(0).normal(size=(6, 32)) - 5.0 * (np.arange(32) == 7)
+    tables = {"logprob": logprob, "margin": logprob, "correct": logprob > -1.0}
+    attrs = summarise(tables, prompts, stride=32, seed=0, attrs={}).attrs
+    assert (attrs["period"], attrs["worst_phase"]) == (32, 7)
+    assert attrs["period_tested"] == [*range(2, 17), 32]

@@ -15,6 +15,7 @@ from interp.figures.base import number
 from interp.figures.completion import completion_by_length
 from interp.published import load_published
 from interp.published.sweeps import published_sweeps
+from interp.stats import period_label
 
 
 def page() -> None:
@@ -84,7 +85,7 @@ def _audit(found: xr.Dataset) -> None:
         columns = st.columns(3)
         columns[0].metric("Phase gap", f"{number(float(a.get('gap_pp', float('nan'))), 1)} pp")
         columns[1].metric("Worst phase", str(a.get("worst_phase", "–")))
-        columns[2].metric("Period in the data", str(a.get("period") or "none"))
+        columns[2].metric("Period in the data", period_label({"period": 0, **a}))
         figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy")
     elif {"p_8", "p_32", "length"} <= set(map(str, found.variables)):
         drawn = completion_by_length(

@@ -16,6 +16,7 @@ from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
 from interp.figures.base import number
 from interp.specialization import arcs_text
+from interp.stats import period_label
 
 _ACROSS = {"phase": "phases", "residue": "residues"}
 
@@ -48,7 +49,6 @@ def _summary(found: Mapping[str, xr.Dataset]) -> None:
     if "sweep" not in found:
         return
     a = found["sweep"].attrs
-    period = int(a.get("period", 0))
     columns = st.columns(4)
     columns[0].metric("Phase gap", f"{number(a['gap_pp'], 1)} pp", help="Best minus worst phase.")
     columns[1].metric(
@@ -59,7 +59,7 @@ def _summary(found: Mapping[str, xr.Dataset]) -> None:
     columns[2].metric("Worst phase", str(a["worst_phase"]))
     columns[3].metric(
         "Period in the data",
-        str(period) if period else "none",
+        period_label({"period": 0, **a}),
         help=f"p = {a.get('period_p', float('nan')):.3g}",
     )
 

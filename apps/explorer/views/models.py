@@ -15,6 +15,7 @@ from apps.explorer.state import choices, root_folder, screen_theme
 from interp.figures import accuracy_by_residue
 from interp.published import load_published
 from interp.published.sweeps import published_sweeps
+from interp.stats import period_label
 
 LIVE_PER_RESIDUE = 12
 
@@ -74,7 +75,7 @@ def _row(name: str, sweep: xr.Dataset) -> dict[str, Any]:
         "at it (%)": 100 * float(sweep["accuracy"].min()),
         "gap (pp)": float(a["gap_pp"]),
         "null gap (pp)": float(a.get("null_gap_pp", np.nan)),
-        "period": str(a["period"] or "none") if "period" in a else "–",
+        "period": period_label(a) if "period" in a else "–",
         "prompts a residue": str(a.get("n_per_residue", "–")),
     }
 

@@ -61,6 +61,14 @@ def test_undefined_is_a_dash_with_a_footnote():
     assert not [line for line in complete if "undefined" in line]
 
 
+def test_a_period_that_was_not_looked_for_is_not_called_absent():
+    few = data.sweep(period=0, period_p=0.3, stride=8, period_tested=list(range(2, 8)))
+    assert "Period found in the data: none of 2 to 7, 8 not testable (p 0.300)." in printed(sweep_table(few))
+    assert "Period found in the data: none (p 0.300)." in printed(
+        sweep_table(data.sweep(period=0, period_p=0.3))
+    )
+
+
 def test_phases_no_unit_serves_are_named():
     special = data.specialization()
     special["uncovered"][:] = [True, False, False, True]
