@@ -100,17 +100,20 @@ Metric = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
 def answer_metrics(prompts: Prompts) -> Metric:
     """Log-probability and margin of the answer, and whether it is the top token.
 
-    The margin is the answer's logit minus the largest other one; ties go to the lowest token id.
+    The margin is the answer's logit minus the largest other one; ties go to the lowest token id. Where two
+    tokens are right, their probabilities add, and the margin is that of the better one.
     """
+    right = prompts.accepted()
 
     def metric(logits: Tensor, prompt: Tensor) -> dict[str, Tensor]:
-        answer = prompts.answer.to(logits.device)[prompt][:, None, None].expand(*logits.shape[:2], 1)
-        own = logits.gather(-1, answer)
-        other = logits.scatter(-1, answer, -torch.inf).amax(-1)
+        ids = right.to(logits.device)[prompt][:, None].expand(*logits.shape[:2], -1)
+        own = logits.gather(-1, ids)
+        own[..., 1:].masked_fill_(ids[..., 1:] == ids[..., :1], -torch.inf)  # one token counts once
+        other = logits.scatter(-1, ids, -torch.inf).amax(-1)
         return {
-            "logprob": (own - logits.logsumexp(-1, keepdim=True))[..., 0],
-            "margin": own[..., 0] - other,
-            "correct": logits.argmax(-1) == answer[..., 0],
+            "logprob": own.logsumexp(-1) - logits.logsumexp(-1),
+            "margin": own.amax(-1) - other,
+            "correct": (logits.argmax(-1, keepdim=True) == ids).any(-1),
         }
 
     return metric

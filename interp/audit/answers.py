@@ -4,21 +4,25 @@ r"""Prompts for a server, and a server's answers to them.
 
     {"id": "needle.q3.17.0a1b2c3d4e", "test": "needle", "query_phase": 3, "prompt_id": 0, "residue": 17,
      "target_position": 2049, "token_ids": [1, 88, …], "text": "<s>Each pair …", "content": "Each pair …",
-     "text_is_exact": true, "answer": " house", "answer_token_ids": [911]}
+     "text_is_exact": true, "answer": " house", "answer_token_ids": [911], "first_token_ids": [911]}
 
 Send ``token_ids`` where the server takes them: then positions are exact. ``text`` is the whole prompt,
 special tokens and chat template included; ``content`` is the part that a chat endpoint, or one that adds the
 first token itself, is to be sent. ``text_is_exact`` says whether tokenizing ``text`` gives ``token_ids``.
-Models that only know token ids have null texts.
+``answer_token_ids`` are all tokens of the answer: let the server write at least as many. Any of
+``first_token_ids`` begins the right answer: behind a chat template a reply may have no space before it. Models
+that only know token ids have null texts.
 
 ``answers.jsonl`` holds one JSON object a line, with the id and what came back, as text or as token ids::
 
     {"id": "needle.q3.17.0a1b2c3d4e", "text": " house\n"}
     {"id": "needle.q3.18.0a1b2c3d4e", "token_ids": [911, 10], "logprob": -0.02}
 
-``logprob`` (optional, in all lines or none) is the natural log-probability of the right answer's first token;
-with it the period is tested on log-probability, without it on right and wrong. A text is right if it begins
-with the answer, after white space, quotes and asterisks, and no letter or digit follows it.
+``logprob`` (optional, in all lines or none) is the natural log-probability of the right answer's first token,
+added up over ``first_token_ids``; with it the period is tested on log-probability, without it on right and
+wrong. A key that is null counts as left out. A text is right if it begins with the whole answer, after white
+space, quotes and asterisks, and no letter or digit follows it. Token ids are right if their text is, however
+the answer is cut into tokens; for models without texts, if they begin with ``answer_token_ids``.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,7 @@ from interp.audit.plan import Plan
 from interp.audit.state import ROW_ID, Score, StateError
 from interp.results import atomic_path
 from interp.tasks import CompletionTask, NeedleTask, TextTokenizer
+from interp.tasks.tokenizers import reply_tokens
 
 __all__ = ["export_prompts", "read_answers"]
 
@@ -82,7 +88,7 @@ def _exported(plan: Plan, query: int, tokenizer: TextTokenizer | None) -> Iterat
     for prompts in plan.batches(query, rows=16):
         for i in range(len(prompts)):
             ids = prompts.tokens[i].tolist()
-            answer = int(prompts.answer[i])
+            tokens, text = _answer(plan, int(prompts.answer[i]), tokenizer)
             yield {
                 "id": plan.row_id(query, number),
                 "test": plan.test,
@@ -92,8 +98,9 @@ def _exported(plan: Plan, query: int, tokenizer: TextTokenizer | None) -> Iterat
                 "target_position": int(prompts.target_position[i]),
                 "token_ids": ids,
                 **_texts(plan, ids, None if plan.test == "recall" else tokenizer),
-                "answer": _answer_text(plan, answer, tokenizer),
-                "answer_token_ids": [answer],
+                "answer": text,
+                "answer_token_ids": tokens,
+                "first_token_ids": list(dict.fromkeys(prompts.accepted()[i].tolist())),
             }
             number += 1
 
@@ -110,10 +117,19 @@ def _texts(plan: Plan, ids: list[int], tokenizer: TextTokenizer | None) -> dict[
     return {"text": text, "content": content, "text_is_exact": tokenizer.encode(text) == ids}
 
 
-def _answer_text(plan: Plan, answer: int, tokenizer: TextTokenizer | None) -> str | None:
-    if isinstance(plan.task, CompletionTask):
-        return plan.task.candidates[plan.task.candidate_ids.index(answer)]
-    return None if tokenizer is None or plan.test == "recall" else tokenizer.decode([answer])
+def _answer(plan: Plan, answer: int, tokenizer: TextTokenizer | None) -> tuple[list[int], str | None]:
+    """All tokens of an answer as a model is likely to write it, and its text where there is one."""
+    task = plan.task
+    if isinstance(task, CompletionTask):
+        right = task.candidate_ids.index(answer)
+        return list(task.answer_tokens()[right]), task.candidates[right]
+    if tokenizer is None or plan.test == "recall":
+        return [answer], None
+    text = tokenizer.decode([answer])
+    if isinstance(task, NeedleTask) and task.reply_ids:
+        text = text.strip()
+        return list(reply_tokens(tokenizer, task.tail, text)), text
+    return [answer], text
 
 
 # --------------------------------------------------------------------------- answers
@@ -148,12 +164,12 @@ def read_answers(
         raise StateError(f"no file {str(path)!r}; make the prompts with --export, then collect the answers")
     by_test = {plan.test: plan for plan in plans}
     found: dict[str, Score] = {}
-    with path.open(encoding="utf-8", errors="replace") as stream:
+    with path.open(encoding="utf-8-sig", errors="replace") as stream:  # some tools write a mark first
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            given = _answer(line, where)
+            given = _parse(line, where)
             plan, query, row = _prompt_of(given["id"], by_test, where)
             if given["id"] in found:
                 raise StateError(f"{where}: a second answer to {given['id']!r}; keep one a prompt")
@@ -162,13 +178,14 @@ def read_answers(
     return found
 
 
-def _answer(line: str, where: str) -> dict[str, Any]:
+def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
     except ValueError as error:
         raise StateError(f"{where} is not JSON: {line.strip()[:60]!r}") from error
     if not isinstance(given, dict) or not isinstance(given.get("id"), str):
         raise StateError(f'{where} has no id; valid: {{"id": …, "text": …}}')
+    given = {key: value for key, value in given.items() if value is not None}
     unknown = [key for key in given if key not in _KEYS]
     if unknown:
         raise StateError(f"{where} has an unknown key {unknown[0]!r}; valid: {', '.join(_KEYS)}")
@@ -177,8 +194,8 @@ def _answer(line: str, where: str) -> dict[str, Any]:
     if "text" in given and not isinstance(given["text"], str):
         raise StateError(f"{where}: text is not a string")
     ids = given.get("token_ids", [])
-    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise StateError(f"{where}: token_ids is not a list of whole numbers")
+    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        raise StateError(f"{where}: token_ids is not a list of whole numbers from 0 on")
     logprob = given.get("logprob", 0.0)
     is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
     if not is_number or not math.isfinite(logprob) or logprob > 1e-6:  # servers round
@@ -209,14 +226,19 @@ def _scored(
     given: Mapping[str, Any], plan: Plan, query: int, row: int, tokenizer: TextTokenizer | None, where: str
 ) -> Score:
     target, answer = _expected(plan, query, row)
-    logprob = None if given.get("logprob") is None else float(given["logprob"])
-    if "token_ids" in given:
-        correct = bool(given["token_ids"]) and given["token_ids"][0] == answer
-        return Score(target, correct, logprob, logprob)
-    wanted = _answer_text(plan, answer, tokenizer)
-    if wanted is None:
-        raise StateError(f"{where}: the {plan.test} test has no texts; give token_ids")
-    return Score(target, _begins_with(given["text"], wanted), logprob, logprob)
+    logprob = float(given["logprob"]) if "logprob" in given else None
+    tokens, wanted = _answer(plan, answer, tokenizer)
+    if wanted is None or tokenizer is None:
+        if "text" in given:
+            raise StateError(f"{where}: the {plan.test} test has no texts; give token_ids")
+        return Score(target, given["token_ids"][: len(tokens)] == tokens, logprob, None)
+    text = given["text"] if "text" in given else _text_of(given["token_ids"], tokenizer)
+    return Score(target, _begins_with(text, wanted), logprob, None)
+
+
+def _text_of(ids: Sequence[int], tokenizer: TextTokenizer) -> str:
+    """Text of token ids, up to one that only the model's padded vocabulary has."""
+    return tokenizer.decode(list(takewhile(lambda i: i < tokenizer.d_vocab, ids)))
 
 
 def _begins_with(text: str, wanted: str) -> bool:

@@ -45,14 +45,14 @@ def assemble(
     Returns
     -------
     dict of str to Dataset
-        ``{test}``: as a phase sweep, with the attrs of :func:`add_tests`; ``{test}_query``: see
-        :func:`crossing`, absent where there is one query phase.
+        ``{test}``: as a phase sweep, with the attrs of :func:`add_tests`, without ``logprob`` and ``margin``
+        where they are not known; ``{test}_query``: see :func:`crossing`, absent where there is one query phase.
     """
     rows = scores[plan.queries[0]]
-    has_logprob = all(s.logprob is not None and s.margin is not None for s in rows)
+    known = {name: all(getattr(s, name) is not None for s in rows) for name in ("logprob", "margin")}
     tables = {"correct": _fold([s.correct for s in rows], plan.modulus)}
-    for name in ("logprob", "margin"):
-        values = [getattr(s, name) if has_logprob else float(s.correct) for s in rows]
+    for name, stated in known.items():
+        values = [getattr(s, name) if stated else float(s.correct) for s in rows]
         tables[name] = _fold(values, plan.modulus)
     sweep = summarise(
         tables,
@@ -63,11 +63,9 @@ def assemble(
             **attrs,
             **_plan_attrs(plan),
             "axis": "target",
-            "period_on": "logprob" if has_logprob else "correct",
+            "period_on": "logprob" if known["logprob"] else "correct",
         },
-    )
-    if not has_logprob:
-        sweep = sweep.drop_vars(["logprob", "margin"])
+    ).drop_vars([name for name, stated in known.items() if not stated])
     found = {plan.test: add_tests(sweep, n_tests=n_tests)}
     if len(plan.queries) > 1 and plan.crossed:
         found[f"{plan.test}_query"] = crossing(plan, scores, attrs=attrs)
@@ -88,6 +86,7 @@ def _plan_attrs(plan: Plan) -> dict[str, Any]:
         "seed": plan.seed,
         "confirmatory": int(plan.seed >= stats.CONFIRMATORY_SEED),
         "fingerprint": plan.fingerprint,
+        **({"tests_left_out": list(plan.left_out)} if plan.left_out else {}),
     }
 
 

@@ -25,6 +25,7 @@ Position = Literal["key_first", "key_last", "value_first"]
 DEFAULT_CONTEXT = 4096
 MAX_QUERIES = 4
 _LIMIT_R = 48
+_PROVENANCE = ("source", "tokenizer")  # where a tokenizer came from; its content counts
 _FEWEST_RECORDS = 5  # four are demonstrations
 _PAPER_RECORDS = 16_000 / 131_072  # records a token of the paper's needle test
 
@@ -51,6 +52,8 @@ class Plan:
         Query phases; the first is where the task puts the query by itself.
     crossed : int
         The first so many base prompts are also shown at every other query phase.
+    left_out : tuple of str
+        Tests of the same audit that cannot be made, with the reason.
     """
 
     test: str
@@ -61,6 +64,7 @@ class Plan:
     n: int
     queries: tuple[int, ...]
     crossed: int
+    left_out: tuple[str, ...] = ()
 
     @property
     def modulus(self) -> int:
@@ -70,7 +74,8 @@ class Plan:
     @cached_property
     def fingerprint(self) -> str:
         """Names the prompts: equal settings give equal prompts, whatever the number of them."""
-        text = json.dumps([self.test, self.task.describe(), self.stride, self.seed], sort_keys=True)
+        settings = {name: v for name, v in self.task.describe().items() if name not in _PROVENANCE}
+        text = json.dumps([self.test, settings, self.stride, self.seed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @cached_property
@@ -207,6 +212,8 @@ def make_plans(
 ) -> list[Plan]:
     """Turn an audit's options into plans; see :func:`interp.audit.audit` for them.
 
+    Of the tests that are made by default, those that cannot be made are left out, unless none is left.
+
     Raises
     ------
     TaskError
@@ -225,21 +232,42 @@ def make_plans(
                 f"{subject.name!r} has no tokenizer, which the {test} test needs; give --tokenizer"
                 + (", or --test recall" if subject.recall else "")
             )
-    plans = []
+    plans, failed = [], []
     for test in wanted:
-        if test == "recall":
-            task, chosen, placebo = _recall(subject, stride)
-        else:
-            chosen, placebo = audit_stride(subject, stride)
-            task = _text_task(test, subject, audit_modulus(chosen), position, chat, context, records)
-        queries = _queries(_length(task, None, chosen), chosen, query_phases)
-        plan = Plan(
-            test, task, chosen, placebo, seed, n_per_residue, queries,
-            min(n_per_residue, max(8, n_per_residue // 2) if crossed is None else crossed),
-        )  # fmt: skip
-        _check_lengths(plan, subject)
+        try:
+            if test == "recall":
+                task, chosen, placebo = _recall(subject, stride)
+            else:
+                chosen, placebo = audit_stride(subject, stride)
+                task = _text_task(test, subject, audit_modulus(chosen), position, chat, context, records)
+            queries = _queries(_length(task, None, chosen), chosen, query_phases)
+            plan = Plan(
+                test, task, chosen, placebo, seed, n_per_residue, queries,
+                min(n_per_residue, max(8, n_per_residue // 2) if crossed is None else crossed),
+            )  # fmt: skip
+            _check_lengths(plan, subject)
+        except TaskError as error:
+            # What the user asked for by name, or set the size of, is not left out behind their back.
+            if tests or (test == "needle" and (context is not None or records is not None)):
+                raise
+            failed.append((test, error))
+            continue
+        _check_vocabulary(plan, subject)
         plans.append(plan)
-    return plans
+    if not plans:
+        raise failed[0][1]
+    left_out = tuple(f"{test}: {error}" for test, error in failed)
+    return [dataclasses.replace(plan, left_out=left_out) for plan in plans]
+
+
+def _check_vocabulary(plan: Plan, subject: Subject) -> None:
+    if subject.d_vocab is None or plan.task.d_vocab <= subject.d_vocab:
+        return
+    given = "" if subject.tokenizer is None else f" of the tokenizer {subject.tokenizer.name!r}"
+    raise TaskError(
+        f"prompts of the {plan.test} test use token ids up to {plan.task.d_vocab - 1}{given}; {subject.name!r} "
+        f"has a vocabulary of {subject.d_vocab} ids; valid: a tokenizer of this model, with --tokenizer"
+    )
 
 
 def _default_tests(subject: Subject) -> tuple[str, ...]:
@@ -254,10 +282,13 @@ def _default_tests(subject: Subject) -> tuple[str, ...]:
 
 
 def _recall(subject: Subject, stride: int | None) -> tuple[RecallTask, int, bool]:
-    from interp.phases import measured_stride, model_strides
+    from interp.phases import measured_stride
 
     task = RecallTask.for_model(subject.model)
-    return task, measured_stride(subject.model, task, stride), not (stride or model_strides(subject.model))
+    if stride is None and subject.strides:
+        fitting = [s for s in subject.strides if task.modulus % s == 0]
+        stride = math.lcm(*fitting) if fitting else None
+    return task, measured_stride(subject.model, task, stride), not (stride or subject.strides)
 
 
 def _text_task(

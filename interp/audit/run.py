@@ -19,7 +19,7 @@ from interp.audit.measure import score
 from interp.audit.page import page
 from interp.audit.plan import Plan, Position, make_plans
 from interp.audit.published import from_published, load_table
-from interp.audit.state import State, StateError
+from interp.audit.state import State, StateError, is_unfinished
 from interp.audit.subject import Subject, open_subject
 from interp.outputs import MANIFEST, check_writable, output_folder, to_plain, write_json
 
@@ -109,6 +109,10 @@ def audit(
     PhaselensError
         With one line on what does not fit.
     """
+    if answers is not None and resume:
+        raise StateError(
+            "resume goes on with a run of the model, and answers are scored without one; give one"
+        )
     subject = open_subject(
         model, tokenizer=tokenizer, device=device, revision=revision, weights=answers is None
     )
@@ -119,12 +123,15 @@ def audit(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_writable(folder)
+    state = None
     if answers is not None:
         scores = read_answers(Path(answers), plans, subject.tokenizer)
         attrs: dict[str, Any] = {"model": subject.name, "model_hash": "", "answers": str(answers)}
     else:
-        scores = _scored(subject, plans, folder, resume=resume, memory=memory, progress=progress)
-        attrs = _provenance(subject)
+        state = _opened(subject, plans, folder, resume=resume)
+        with state:
+            score(subject.model, plans, state, memory=memory, progress=progress)
+        scores, attrs = state.scores, _provenance(subject)
     found: dict[str, xr.Dataset] = {}
     for plan in plans:
         rows = {q: [scores[plan.row_id(q, i)] for i in range(plan.rows(q))] for q in plan.queries}
@@ -133,6 +140,8 @@ def audit(
         found |= assemble(plan, rows, attrs=known, n_tests=len(plans))
     if folder is not None:
         write(found, folder, title=f"Phase audit of {subject.name}", formats=formats)
+    if state is not None:
+        state.finish()
     return found
 
 
@@ -209,36 +218,17 @@ def _plans(
     return [plan.limited(limit) for plan in plans]
 
 
-def _scored(
-    subject: Subject,
-    plans: Sequence[Plan],
-    folder: Path | None,
-    *,
-    resume: bool,
-    memory: int,
-    progress: bool | None,
-) -> dict[str, Any]:
+def _opened(subject: Subject, plans: Sequence[Plan], folder: Path | None, *, resume: bool) -> State:
+    """Return the state of a run, with what an earlier one scored of the same prompts."""
     path = None if folder is None else folder / STATE
-    if path is not None and not resume:
-        _keep_unfinished(path)
-    model = subject.model
-    with State(
-        path, owner={"model": subject.name, "model_hash": model.content_hash()}, resume=resume
-    ) as state:
-        score(model, plans, state, memory=memory, progress=progress)
-        return state.scores
-
-
-def _keep_unfinished(path: Path) -> None:
-    if not path.exists() or (path.parent / MANIFEST).exists():
-        return
-    with path.open("rb") as stream:
-        begun = sum(1 for _ in stream) > 1  # the first line only says whose it is
-    if begun:
+    if path is not None and not resume and is_unfinished(path):
         raise StateError(
             f"{path} is the state of an unfinished audit: go on with --resume, delete it, or choose another "
             "folder with -o"
         )
+    state = State(path, owner={"model_hash": subject.model.content_hash()}, resume=resume)
+    state.require_same_prompts(plans)
+    return state
 
 
 def _provenance(subject: Subject) -> dict[str, Any]:

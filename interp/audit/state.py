@@ -6,17 +6,20 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from hooks.errors import CheckpointError, PhaselensError
 from interp.audit.plan import Plan
 
-__all__ = ["ROW_ID", "Score", "State", "StateError"]
+__all__ = ["ROW_ID", "Score", "State", "StateError", "is_unfinished"]
 
 _VALUES = ("correct", "logprob", "margin")
+_FINISHED = re.compile(r'\{"finished": \d+\}')
 ROW_ID = re.compile(r"(needle|completion|recall)\.q(\d+)\.(\d+)\.([0-9a-f]{10})")
 
 
@@ -40,6 +43,8 @@ class Score:
 class State:
     """Scores by prompt id; with a path, each batch is appended to a JSONL file as soon as it is there.
 
+    The last line says so once the audit has its page: without it, the file is of an unfinished audit.
+
     Parameters
     ----------
     path : path or None
@@ -47,7 +52,7 @@ class State:
     owner : mapping
         What the file must belong to, e.g. the model's hash: its first line.
     resume : bool
-        Go on with the file if there is one. Without it, a file is started over.
+        Go on with the file if there is one. Without it, a file is started over, with the first score.
 
     Raises
     ------
@@ -59,19 +64,13 @@ class State:
     def __init__(self, path: Path | None, *, owner: Mapping[str, Any], resume: bool) -> None:
         self.path = path
         self.scores: dict[str, Score] = {}
+        self._owner = dict(owner)
         self._stream: TextIO | None = None
-        if path is None:
-            return
-        if resume and path.exists() and path.stat().st_size:
-            self._read(path, dict(owner))
-            self._stream = path.open("a", encoding="utf-8")
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise CheckpointError(f"cannot write to {path}: {error.strerror}; choose another -o") from error
-        self._write([{"audit": dict(owner)}])
+        self._mode: Literal["w", "a"] = "w"
+        self._finished = False
+        if path is not None and resume and path.exists() and path.stat().st_size:
+            self._read(path, self._owner)
+            self._mode = "a"
 
     def __enter__(self) -> State:
         return self
@@ -79,6 +78,7 @@ class State:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
+            self._stream = None
 
     def done(self, plan: Plan, query: int) -> int:
         """How many leading rows of a query phase have scores."""
@@ -87,9 +87,28 @@ class State:
             row += 1
         return row
 
+    def require_same_prompts(self, plans: Sequence[Plan]) -> None:
+        """Raise if it has rows of a test, but none of the prompts that are to be run.
+
+        Raises
+        ------
+        StateError
+            Naming the test and the number of rows that would not be used.
+        """
+        found = Counter((match[1], match[4]) for name in self.scores if (match := ROW_ID.fullmatch(name)))
+        for plan in plans:
+            rows = sum(count for (test, _), count in found.items() if test == plan.test)
+            if rows and (plan.test, plan.fingerprint) not in found:
+                raise StateError(
+                    f"{self.path} has {rows} rows of the {plan.test} test, all of other prompts (context, "
+                    "records, position, stride, chat, seed or tokenizer differ); give the same options, "
+                    "choose another -o, or leave --resume out to start over"
+                )
+
     def add(self, scores: Mapping[str, Score]) -> None:
         """Keep scores, and write them so that a kill loses none of them."""
         self.scores.update(scores)
+        self._finished = False
         self._write(
             {
                 "id": name,
@@ -101,13 +120,30 @@ class State:
             for name, s in scores.items()
         )
 
+    def finish(self) -> None:
+        """Write that the audit has its page; more prompts may follow."""
+        if not self._finished:
+            with self:
+                self._write([{"finished": len(self.scores)}])
+        self._finished = True
+
     def table(self, plan: Plan, query: int) -> Sequence[Score]:
         """Scores of all rows of one query phase, in order."""
         return [self.scores[plan.row_id(query, row)] for row in range(plan.rows(query))]
 
     def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        if self._stream is None:
+        if self.path is None:
             return
+        if self._stream is None:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._stream = self.path.open(self._mode, encoding="utf-8")
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot write to {self.path}: {error.strerror}; choose another -o"
+                ) from error
+            rows = rows if self._mode == "a" else chain([{"audit": self._owner}], rows)
+            self._mode = "a"
         for row in rows:
             self._stream.write(json.dumps(row) + "\n")
         self._stream.flush()
@@ -133,8 +169,19 @@ class State:
                     f"{str(value)[:60]!r}; choose another -o, or leave --resume out to start over"
                 )
         for number, line in enumerate(lines[1:], start=2):
+            self._finished = _FINISHED.fullmatch(line) is not None
+            if self._finished:
+                continue
             name, score = _parse(line, f"{path}, line {number}")
             self.scores[name] = score
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a state holds scores that no page shows yet."""
+    if not path.exists():
+        return False
+    scores = path.read_text(encoding="utf-8", errors="replace").splitlines()[1:]  # the first line says whose
+    return bool(scores) and _FINISHED.fullmatch(scores[-1]) is None
 
 
 def _parse(line: str, where: str) -> tuple[str, Score]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hooks.errors import CheckpointError, TaskError, did_you_mean
+from hooks.errors import CheckpointError, ConfigError, TaskError, did_you_mean
 from hooks.sites import HookedModel
 from interp.phases import model_strides
 from interp.tasks.tokenizers import HuggingFaceTokenizer, TekkenTokenizer, TextTokenizer
@@ -36,6 +36,8 @@ class Subject:
         Recall settings stored with a trained model.
     source : callable
         Loads the weights.
+    d_vocab : int or None
+        Token ids it says it knows.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Subject:
     max_positions: int | None
     recall: dict[str, Any] | None
     source: Callable[[], HookedModel]
+    d_vocab: int | None = None
 
     @cached_property
     def model(self) -> HookedModel:
@@ -98,19 +101,30 @@ def open_subject(
         if tokenizer is not None:
             raise TaskError(f"{name!r} is a phaselens model and reads token ids, no text; give no tokenizer")
         return _own(folder, config, device)
+    strides = config_strides(config)
     text = config.get("text_config") or config
     return Subject(
         name=name,
         kind=str(config.get("model_type", "unknown")),
-        strides=config_strides(config),
+        strides=strides,
         tokenizer=find_tokenizer(folder) if tokenizer is None else _as_tokenizer(tokenizer),
-        max_positions=text.get("max_position_embeddings"),
+        max_positions=_count(text, "max_position_embeddings"),
         recall=config.get("phaselens_task"),
         source=lambda: _load(folder, config, device, name),
+        d_vocab=_count(text, "vocab_size"),
     )
 
 
+def _count(config: dict[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"{key}={value!r} in config.json; valid: a whole number from 1 on")
+    return value
+
+
 def _in_memory(model: Any, tokenizer: Any) -> Subject:
+    from hooks.causal_lm import config_strides
+
     if not isinstance(model, HookedModel):
         if not hasattr(model, "config") or not hasattr(model, "forward"):
             raise CheckpointError(
@@ -118,14 +132,17 @@ def _in_memory(model: Any, tokenizer: Any) -> Subject:
                 "a Hugging Face causal language model"
             )
         model = _adapt(model)
+    config = getattr(getattr(model, "hf", None), "config", None)  # of Hugging Face's classes
+    described = {} if config is None else config.to_dict()
     return Subject(
         name=model.name,
-        kind="phaselens",
-        strides=tuple(model_strides(model)),
+        kind=str(described.get("model_type", "phaselens")),
+        strides=config_strides(described) or tuple(model_strides(model)),
         tokenizer=None if tokenizer is None else _as_tokenizer(tokenizer),
         max_positions=getattr(model.cfg, "max_positions", None),
         recall=model.task,
         source=lambda: model,
+        d_vocab=model.cfg.d_vocab,
     )
 
 
@@ -153,6 +170,7 @@ def _own(folder: Path, config: dict[str, Any], device: str) -> Subject:
         max_positions=None,
         recall=config.get("task"),
         source=lambda: load(folder, device),
+        d_vocab=cfg.d_vocab,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import xarray as xr
 
@@ -13,6 +14,7 @@ from interp import stats
 __all__ = ["cross_lines", "interval", "notes", "number", "p_value", "period_text", "position_text", "verdict"]
 
 _FLOOR, _CEILING = 0.05, 0.98
+_MOST_LENGTHS = 6
 _COUNTED = {
     "key_first": "the first token of the target's key",
     "key_last": "the last token of the target's key",
@@ -100,9 +102,31 @@ def notes(sweep: xr.Dataset) -> list[str]:
         found.append(
             f"The model also has stride {', '.join(map(str, left))}: audit it by itself, with --stride."
         )
+    if a["test"] == "completion" and "published" not in a:
+        found.append(fillers_text(settings(a)))
+    # One string comes back from a file as itself, not as a list.
+    skipped = a.get("tests_left_out", [])
+    found += [f"Left out: {test}." for test in ([skipped] if isinstance(skipped, str) else skipped)]
     if "published" not in a:
         found.append(_seed_text(a))
     return found
+
+
+def fillers_text(task: Mapping[str, Any]) -> str:
+    """Say which filler families a completion test uses, and which it cannot and why."""
+    used, missing = task.get("usable_families", []), task.get("missing_lengths", {})
+    text = f"Filler families: {', '.join(used)}"
+    left = [
+        f"{family}, which cannot make {' or '.join(_lengths_text(slot, n) for slot, n in slots.items())}"
+        for family, slots in missing.items()
+    ]
+    return f"{text}; left out, as the tokenizer merges them: {'; '.join(left)}." if left else f"{text}."
+
+
+def _lengths_text(slot: str, lengths: Sequence[int]) -> str:
+    shown = ", ".join(map(str, lengths[:_MOST_LENGTHS]))
+    more = f" … ({len(lengths) - _MOST_LENGTHS} more)" if len(lengths) > _MOST_LENGTHS else ""
+    return f"{shown}{more} tokens in the {slot}"
 
 
 def _seed_text(a: Mapping[str, object]) -> str:

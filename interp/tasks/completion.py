@@ -6,10 +6,12 @@ characters or fillers.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Int64
@@ -18,18 +20,12 @@ from torch import Tensor
 from hooks.errors import TaskError, did_you_mean
 from interp.rng import numpy_rng
 from interp.tasks.balance import PositionBalance
+from interp.tasks.fillers import FILLER_FAMILIES, SHORTEST, Slot, filler_of, filler_units, fillers_by_tokens
 from interp.tasks.prompts import Prompts
-from interp.tasks.tokenizers import TextTokenizer
+from interp.tasks.tokenizers import TextTokenizer, reply_tokens, tokenizer_hash
 
 __all__ = ["FILLER_FAMILIES", "CompletionLength", "CompletionTask"]
 
-FILLER_FAMILIES = ("equals", "words", "digits", "newlines")
-"""' =' repeated; common words; one digit repeated; line ends."""
-
-Slot = Literal["docstring", "comment"]
-# The pieces on either side of an empty filler can merge, so balanced samples always have some.
-_SHORTEST = 2
-_WORDS = " the and for with that from this they have been one all our more when can other some into time than"
 _PREFIX = 'def quantize_block(x, scale, n):\n    """Copy one block of numbers to the output buffer.'
 _EVIDENCE = '\n    """\n    out = alloc(n, dtype=FP'
 _BRIDGE = ")\n    # Every number is divided by the scale of its block."
@@ -47,7 +43,9 @@ class CompletionLength(NamedTuple):
     missing: str
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
+    """A whole prompt's token ids, and the position of its target."""
+
     ids: list[int]
     target: int
 
@@ -73,7 +71,8 @@ class CompletionTask:
     modulus : int
         R.
     chat : bool
-        Put the text into the tokenizer's chat template; positions count its tokens.
+        Put the text into the tokenizer's chat template; positions count its tokens. The token that a reply
+        with the candidate begins with is then as right as the one after the line.
 
     Raises
     ------
@@ -100,36 +99,49 @@ class CompletionTask:
             raise TaskError(f"families is empty; valid: {', '.join(FILLER_FAMILIES)}")
         if self.modulus < 1:
             raise TaskError(f"modulus={self.modulus}; valid: 1 or more")
-        first, second = self.candidate_ids
-        if first == second:
-            raise TaskError(
-                f"candidates {self.candidates[0]!r} and {self.candidates[1]!r} begin with the same token; "
-                "choose two that differ at once"
-            )
+        for first, second in (self.candidate_ids, [tokens[0] for tokens in self.answer_tokens()]):
+            if first == second:
+                raise TaskError(
+                    f"candidates {self.candidates[0]!r} and {self.candidates[1]!r} begin with the same token; "
+                    "choose two that differ at once"
+                )
         for right in (0, 1):
-            self._measure("", "", right)
+            self.measure("", "", right)
 
     @property
     def d_vocab(self) -> int:
-        """Number of token ids of the tokenizer."""
-        return self.tokenizer.d_vocab
+        """The smallest vocabulary that has every token id used."""
+        return 1 + _largest_id(self)
 
     @property
     def candidate_ids(self) -> tuple[int, int]:
         """First token of each candidate after the code line, as tokenized there."""
-        first, second = (_continuation(self.tokenizer, self._text("", "", 0), c) for c in self.candidates)
+        first, second = (_continuation(self.tokenizer, self._text("", "", 0), c)[0] for c in self.candidates)
         return first, second
+
+    def answer_tokens(self) -> list[tuple[int, ...]]:
+        """All tokens of each candidate as an answer: after the code line, or as a reply to a chat template."""
+        if not self.chat:
+            line = self._text("", "", 0)
+            return [_continuation(self.tokenizer, line, candidate) for candidate in self.candidates]
+        tail = tuple(self.tokenizer.frame(True)[1])
+        return [reply_tokens(self.tokenizer, tail, candidate) for candidate in self.candidates]
 
     def describe(self) -> dict[str, Any]:
         """Every setting as a JSON value, the families in use, and the lengths the others cannot make."""
         return {
             "task": "completion",
             "tokenizer": self.tokenizer.name,
+            "tokenizer_sha256": tokenizer_hash(self.tokenizer),
+            "ids_sha256": hashlib.sha256(
+                json.dumps([self.measure("", "", right).ids for right in (0, 1)]).encode()
+            ).hexdigest(),
             **{name: getattr(self, name) for name in ("prefix", "evidence", "bridge", "code_line")},
             "candidates": list(self.candidates),
             "families": list(self.families),
             "modulus": self.modulus,
             "chat": self.chat,
+            "longest_filler": self.longest_filler("docstring"),
             "usable_families": self.usable_families(),
             "missing_lengths": self.missing_lengths(),
         }
@@ -148,9 +160,9 @@ class CompletionTask:
         for family in self.families:
             for slot in ("docstring", "comment"):
                 lacking: set[int] = set()
-                for unit in self._units(family):
-                    lacking |= set(range(_SHORTEST, self._longest(slot) + 1)) - set(
-                        _lengths(self, slot, unit, self._longest(slot))
+                for unit in filler_units(family):
+                    lacking |= set(range(SHORTEST, self.longest_filler(slot) + 1)) - set(
+                        fillers_by_tokens(self, slot, unit, self.longest_filler(slot))
                     )
                 if lacking:
                     missing.setdefault(family, {})[slot] = sorted(lacking)
@@ -187,20 +199,20 @@ class CompletionTask:
         """
         if family not in FILLER_FAMILIES:
             raise TaskError(f"unknown filler family {family!r}; {did_you_mean(family, FILLER_FAMILIES)}")
-        unit = self._units(family)[0]
+        unit = filler_units(family)[0]
         rows = []
         for wanted in filler_tokens:
             if wanted < 0:
                 raise TaskError(f"filler_tokens={wanted}; valid: 0 or more")
-            fill = _find(self, "docstring", unit, wanted)
+            fill = filler_of(self, "docstring", unit, wanted)
             if fill is None:
                 reason = (
                     f"no number of {family!r} fillers adds exactly {wanted} tokens and leaves the rest alone"
                 )
                 rows.append(CompletionLength(family, wanted, None, None, None, reason))
                 continue
-            got = self._measure(fill, "", right)
-            if got.target != self._measure("", "", right).target + wanted:
+            got = self.measure(fill, "", right)
+            if got.target != self.measure("", "", right).target + wanted:
                 reason = f"{family!r} fillers merge with the evidence of candidate {self.candidates[right]!r}"
                 rows.append(CompletionLength(family, wanted, None, None, None, reason))
                 continue
@@ -208,34 +220,26 @@ class CompletionTask:
             rows.append(CompletionLength(family, wanted, ids, got.target, len(ids) - 1, ""))
         return rows
 
-    def _units(self, family: str) -> list[tuple[str, ...]]:
-        """Every filler unit, cycled, that a sample can use; words are drawn anew by :meth:`_unit`."""
-        if family == "digits":
-            return [(digit,) for digit in "1479"]
-        if family == "words":
-            return [tuple(f" {word}" for word in _WORDS.split())]
-        return [(" =",) if family == "equals" else ("\n",)]
-
     def _unit(self, family: str, seed: int, block: int) -> tuple[str, ...]:
         rng = numpy_rng(seed, "completion fillers", block)
-        units = self._units(family)
+        units = filler_units(family)
         unit = units[int(rng.integers(len(units)))]
         return tuple(unit[i] for i in rng.permutation(len(unit)))
 
-    def _longest(self, slot: str) -> int:
+    def longest_filler(self, slot: str) -> int:
         """Longest filler a sample can need, in tokens."""
-        docstring = _SHORTEST + PositionBalance.span(self.modulus) - 1
+        docstring = SHORTEST + PositionBalance.span(self.modulus) - 1
         return docstring if slot == "docstring" else docstring + self._slack() + self.modulus - 1
 
     def _slack(self) -> int:
         """Tokens by which the text with one candidate is longer than with the other."""
-        return abs(len(self._measure("", "", 0).ids) - len(self._measure("", "", 1).ids))
+        return abs(len(self.measure("", "", 0).ids) - len(self.measure("", "", 1).ids))
 
     def _text(self, docstring: str, comment: str, right: int) -> str:
         before = self.prefix + docstring + self.evidence
         return before + self.candidates[right] + self.bridge + comment + self.code_line
 
-    def _measure(self, docstring: str, comment: str, right: int) -> _Measured:
+    def measure(self, docstring: str, comment: str, right: int) -> Measured:
         """Tokenize a whole prompt and find the target by decoding; raises if the text does not survive."""
         head, tail = self.tokenizer.frame(self.chat)
         text = self._text(docstring, comment, right)
@@ -250,13 +254,13 @@ class CompletionTask:
                 f"candidate {self.candidates[right]!r} is other tokens in the evidence than after the line; "
                 "let both end in the same characters"
             )
-        return _Measured([*head, *ids, *tail], target + len(head))
+        return Measured([*head, *ids, *tail], target + len(head))
 
     # -- balanced prompts --------------------------------------------------------------------------------
 
     def balance(self) -> PositionBalance:
         """Return the target positions, counted from the measured one without fillers."""
-        return PositionBalance(self.modulus, self._measure("", "", 0).target + _SHORTEST)
+        return PositionBalance(self.modulus, self.measure("", "", 0).target + SHORTEST)
 
     def sample(
         self, n: int, *, seed: int, query_phase: int | None = None, query_stride: int | None = None
@@ -289,17 +293,18 @@ class CompletionTask:
         balance = self.balance()
         blocks = -(-n // self.modulus)
         targets = balance.targets(balance.windows(0, blocks, seed=seed))
-        rows, answers = [], []
+        rows, rights = [], []
         for row in range(n):
             block, residue = divmod(row, self.modulus)
             right = block % 2
             unit = self._unit(usable[block // 2 % len(usable)], seed, block)
             rows.append(self._row(unit, right, int(targets[block, residue]), length))
-            answers.append(self.candidate_ids[right])
+            rights.append(right)
         index = torch.arange(n)
         return Prompts(
             tokens=torch.tensor(rows),
-            answer=torch.tensor(answers),
+            answer=torch.tensor(self.candidate_ids)[rights],
+            alternative=torch.tensor([ids[0] for ids in self.answer_tokens()])[rights] if self.chat else None,
             target_position=torch.from_numpy(targets.reshape(-1))[:n],
             query_position=length - 1,
             residue=index % self.modulus,
@@ -308,8 +313,8 @@ class CompletionTask:
         )
 
     def _length(self, query_phase: int | None, query_stride: int | None) -> int:
-        bare = max(len(self._measure("", "", right).ids) for right in (0, 1))
-        length = bare + 2 * _SHORTEST + PositionBalance.span(self.modulus) - 1
+        bare = max(len(self.measure("", "", right).ids) for right in (0, 1))
+        length = bare + 2 * SHORTEST + PositionBalance.span(self.modulus) - 1
         if query_phase is None:
             return length
         stride = self.modulus if query_stride is None else query_stride
@@ -321,12 +326,12 @@ class CompletionTask:
         return length + (query_phase - length) % stride  # (q+1) = T
 
     def _row(self, unit: tuple[str, ...], right: int, target: int, length: int) -> list[int]:
-        bare = self._measure("", "", right)
+        bare = self.measure("", "", right)
         moved = target - bare.target
-        docstring = _find(self, "docstring", unit, moved)
-        comment = _find(self, "comment", unit, length - len(bare.ids) - moved)
+        docstring = filler_of(self, "docstring", unit, moved)
+        comment = filler_of(self, "comment", unit, length - len(bare.ids) - moved)
         if docstring is not None and comment is not None:
-            got = self._measure(docstring, comment, right)
+            got = self.measure(docstring, comment, right)
             if got.target == target and len(got.ids) == length:
                 return got.ids
         raise TaskError(
@@ -347,49 +352,25 @@ def _token_at(tokenizer: TextTokenizer, ids: list[int], character: int) -> int:
     return low
 
 
+@lru_cache(maxsize=8)
+def _largest_id(task: CompletionTask) -> int:
+    """Largest token id in prompts with the longest fillers of every usable family, and in the answers."""
+    largest = max(max(tokens) for tokens in task.answer_tokens())
+    for family in task.usable_families():
+        for unit in filler_units(family):
+            fills = [filler_of(task, slot, unit, task.longest_filler(slot)) for slot in get_args(Slot)]
+            for right in (0, 1):
+                largest = max(largest, *task.measure(fills[0] or "", fills[1] or "", right).ids)
+    return largest
+
+
 @lru_cache(maxsize=64)
-def _continuation(tokenizer: TextTokenizer, text: str, candidate: str) -> int:
-    """First token id of a candidate after a text."""
+def _continuation(tokenizer: TextTokenizer, text: str, candidate: str) -> tuple[int, ...]:
+    """Token ids of a candidate after a text."""
     ids = tokenizer.encode(text)
     longer = tokenizer.encode(text + candidate)
     if longer[: len(ids)] != ids or len(longer) == len(ids):
         raise TaskError(
             f"candidate {candidate!r} merges with the end of the line {text[-12:]!r}; end the line elsewhere"
         )
-    return longer[len(ids)]
-
-
-@lru_cache(maxsize=256)
-def _lengths(task: CompletionTask, slot: str, unit: tuple[str, ...], longest: int) -> dict[int, str]:
-    """Fillers by the tokens they add, measured, with everything before and after them unchanged."""
-    bare = task._measure("", "", 0)
-    found: dict[int, str] = {}
-    for count in range(4 * longest + 17):
-        fill = "".join(unit[i % len(unit)] for i in range(count))
-        added = _added(task, slot, fill, bare)
-        if added is not None and added <= longest:
-            found.setdefault(added, fill)
-        # Merges make the count uneven, but only by a few tokens.
-        if len(found) > longest or (added or 0) > longest + 16:
-            break
-    return found
-
-
-def _added(task: CompletionTask, slot: str, fill: str, bare: _Measured) -> int | None:
-    """Tokens a filler adds, None where it merges with its surroundings."""
-    got = task._measure(fill, "", 0) if slot == "docstring" else task._measure("", fill, 0)
-    if slot == "comment":
-        return (
-            len(got.ids) - len(bare.ids)
-            if got.ids[: bare.target + 1] == bare.ids[: bare.target + 1]
-            else None
-        )
-    return got.target - bare.target if got.ids[got.target :] == bare.ids[bare.target :] else None
-
-
-def _find(task: CompletionTask, slot: Slot, unit: tuple[str, ...], wanted: int) -> str | None:
-    """Return the filler that adds `wanted` tokens, None where there is none."""
-    plain = "".join(unit[i % len(unit)] for i in range(wanted))
-    if _added(task, slot, plain, task._measure("", "", 0)) == wanted:
-        return plain
-    return _lengths(task, slot, unit, max(wanted, task._longest(slot))).get(wanted)
+    return tuple(longer[len(ids) :])

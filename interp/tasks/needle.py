@@ -20,13 +20,15 @@ from interp.rng import numpy_rng
 from interp.tasks.balance import PositionBalance
 from interp.tasks.layout import RecordLayout
 from interp.tasks.prompts import Prompts
-from interp.tasks.tokenizers import TextTokenizer, whole_words
+from interp.tasks.tokenizers import TextTokenizer, reply_tokens, tokenizer_hash, whole_words
 
 __all__ = ["NeedleTask"]
 
 Position = Literal["key_first", "key_last", "value_first"]
+_POOLS = ("key_ids", "value_ids", "filler_ids", "reply_ids")
 _INTRO = "Each pair of words is followed by its own word. Remember them all.\n"
 _FILLER_WORDS, _VALUE_WORDS, _KEY_WORDS = 64, 512, 4096
+_FEWEST_REPLIES = 16  # value words that stay one token without a space, else first tokens tell them apart
 
 
 class _Base(NamedTuple):
@@ -48,12 +50,18 @@ class NeedleTask:
     is the first token of the target's value. Fillers between records put the records at every phase: records
     of four tokens alone would all share one.
 
+    Behind a chat template a model begins a new text: it writes a value without the space that the value has
+    in the context. The token that such a reply begins with is then as right: the prompts' alternative.
+
     Parameters
     ----------
     key_ids, value_ids, filler_ids : tuple of int
         Token ids each kind is drawn from.
     separator, question, head, tail : tuple of int
         Fixed token ids; a chat template goes to head and tail.
+    reply_ids : tuple of int
+        The token that a reply begins with, one for each of `value_ids` and all different; empty where the
+        value's own token is the only right one.
     length : int
         T of every prompt, everything included.
     n_records : int
@@ -68,6 +76,8 @@ class NeedleTask:
         R.
     source : str
         Name of the tokenizer, for provenance.
+    tokenizer_sha256 : str
+        Of the tokenizer's content, see :func:`interp.tasks.tokenizers.tokenizer_hash`.
 
     Raises
     ------
@@ -82,6 +92,7 @@ class NeedleTask:
     question: tuple[int, ...] = ()
     head: tuple[int, ...] = ()
     tail: tuple[int, ...] = ()
+    reply_ids: tuple[int, ...] = ()
     length: int = 131072
     n_records: int = 16000
     key_tokens: int = 2
@@ -90,9 +101,10 @@ class NeedleTask:
     position: Position = "key_last"
     modulus: int = 24
     source: str = ""
+    tokenizer_sha256: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("key_ids", "value_ids", "filler_ids", "separator", "question", "head", "tail"):
+        for name in ("separator", "question", "head", "tail", *_POOLS):
             object.__setattr__(self, name, tuple(int(i) for i in getattr(self, name)))
         for name in ("length", "n_records", "key_tokens", "value_tokens", "modulus"):
             if getattr(self, name) < 1:
@@ -103,6 +115,11 @@ class NeedleTask:
             raise TaskError(f"n_demonstrations={self.n_demonstrations}; valid: 0 to {self.n_records - 1}")
         if not (self.key_ids and self.value_ids and self.filler_ids):
             raise TaskError("key_ids, value_ids and filler_ids each need a token id")
+        if self.reply_ids and not len(self.reply_ids) == len(self.value_ids) == len(set(self.reply_ids)):
+            raise TaskError(
+                f"{len(set(self.reply_ids))} different reply_ids for {len(self.value_ids)} value_ids; valid: "
+                "none, or one for each value"
+            )
         if len(set(self.key_ids)) ** self.key_tokens < self.n_records:
             raise TaskError(
                 f"{len(set(self.key_ids))} key ids give fewer than n_records={self.n_records} distinct keys "
@@ -135,7 +152,8 @@ class NeedleTask:
         record_tokens : int
             Tokens of a record, separator and value included.
         chat : bool
-            Put the prompt into the tokenizer's chat template; positions count its tokens.
+            Put the prompt into the tokenizer's chat template; positions count its tokens. Values are then
+            words that stay one token without a space, or whose first tokens tell them apart.
         separator : str
             Between key and value.
 
@@ -159,9 +177,19 @@ class NeedleTask:
                 f"tokenizer {tokenizer.name!r} has only {len(words)} whole-word tokens; 16 are needed"
             )
         before, after = tokenizer.frame(chat)
+        replies = _replies(tokenizer, after, rest) if chat else dict.fromkeys(rest, 0)
+        # As many values as without a template, as evenly spread from frequent to rare.
+        values = list(replies)[:: max(1, step * len(replies) // len(rest))]
+        if len(values) < 2:
+            raise TaskError(
+                f"no two words of tokenizer {tokenizer.name!r} begin differently without a space, as replies "
+                "to its chat template do; leave the chat option off"
+            )
+        chosen = set(values)
         return cls(
-            key_ids=tuple(word for i, word in enumerate(rest) if i % step),
-            value_ids=rest[::step],
+            key_ids=tuple(word for word in rest if word not in chosen),
+            value_ids=tuple(values),
+            reply_ids=tuple(replies[value] for value in values) if chat else (),
             filler_ids=words[:fillers],
             separator=tuple(between),
             question=tuple(tokenizer.encode("\n")),
@@ -174,12 +202,13 @@ class NeedleTask:
             position=position,
             modulus=modulus,
             source=tokenizer.name,
+            tokenizer_sha256=tokenizer_hash(tokenizer),
         )
 
     def describe(self) -> dict[str, Any]:
-        """Every setting as a JSON value; the three id pools as their sizes and a SHA-256."""
+        """Every setting as a JSON value; the pools of ids as their sizes and one SHA-256."""
         values = dataclasses.asdict(self)
-        pools = {name: list(values.pop(name)) for name in ("key_ids", "value_ids", "filler_ids")}
+        pools = {name: list(values.pop(name)) for name in _POOLS}
         digest = hashlib.sha256(json.dumps(pools, sort_keys=True).encode()).hexdigest()
         sizes = {f"n_{name}": len(ids) for name, ids in pools.items()}
         plain = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
@@ -195,9 +224,8 @@ class NeedleTask:
     @property
     def d_vocab(self) -> int:
         """The smallest vocabulary that has every token id used."""
-        pools = (self.key_ids, self.value_ids, self.filler_ids)
         fixed = (self.separator, self.question, self.head, self.tail)
-        return 1 + max(max(ids) for ids in (*pools, *fixed) if ids)
+        return 1 + max(max(ids) for ids in (*(getattr(self, name) for name in _POOLS), *fixed) if ids)
 
     @property
     def context(self) -> int:
@@ -321,9 +349,12 @@ class NeedleTask:
             tokens[place] = np.concatenate([self.head, context, base.ending[trim:]])
         row = torch.tensor(index)
         targets = [int(base.targets[i % self.modulus]) for i, base in zip(index, bases, strict=True)]
+        values = torch.tensor([int(base.records[base.rank, -self.value_tokens]) for base in bases])
+        replies = dict(zip(self.value_ids, self.reply_ids, strict=False))
         return Prompts(
             tokens=torch.from_numpy(tokens),
-            answer=torch.tensor([int(base.records[base.rank, -self.value_tokens]) for base in bases]),
+            answer=values,
+            alternative=torch.tensor([replies[v] for v in values.tolist()]) if replies else None,
             target_position=torch.tensor(targets),
             query_position=length - 1,
             residue=row % self.modulus,
@@ -335,7 +366,23 @@ class NeedleTask:
 def _distinct(
     rng: np.random.Generator, ids: list[int], tokens: int, count: int
 ) -> Int64[np.ndarray, "count tokens"]:
-    """Draw `count` distinct sequences of `tokens` ids."""
-    code = rng.choice(len(ids) ** tokens, count, replace=False)
-    digits = [code // len(ids) ** place % len(ids) for place in range(tokens)]
-    return np.array(ids)[np.stack(digits, 1)]
+    """Draw `count` distinct sequences of `tokens` ids, in random order."""
+    drawn = np.empty((0, tokens), dtype=np.int64)
+    while len(drawn) < count:
+        more = rng.integers(len(ids), size=(count + count // 8 + 8, tokens))
+        drawn = np.concatenate([drawn, more])
+        _, first = np.unique(drawn, axis=0, return_index=True)
+        drawn = drawn[np.sort(first)]
+    return np.array(ids)[drawn[:count]]
+
+
+def _replies(tokenizer: TextTokenizer, tail: list[int], words: tuple[int, ...]) -> dict[int, int]:
+    """Which words can be told by the first token of a reply, and that token."""
+    replies = {word: reply_tokens(tokenizer, tail, tokenizer.decode([word]).strip()) for word in words}
+    whole = {word: reply[0] for word, reply in replies.items() if len(reply) == 1}
+    if len(whole) >= _FEWEST_REPLIES:
+        return whole
+    by_first: dict[int, int] = {}
+    for word, reply in replies.items():
+        by_first.setdefault(reply[0], word)
+    return {word: first for first, word in by_first.items()}

@@ -41,6 +41,9 @@ class Prompts:
         Which base prompt a row shows: row // R in a fresh sample.
     modulus : int
         R.
+    alternative : Int64[Tensor, "n"] or None
+        Another token id that is as right, for models that may begin a reply either way; where there is only
+        one, the answer again.
 
     Raises
     ------
@@ -55,13 +58,16 @@ class Prompts:
     residue: Int64[Tensor, " n"]
     prompt_id: Int64[Tensor, " n"]
     modulus: int
+    alternative: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2:
             raise TaskError(
                 f"tokens have shape {tuple(self.tokens.shape)}; prompts are one rectangle [n, pos]"
             )
-        for name in ("answer", "target_position", "residue", "prompt_id"):
+        for name in ("answer", "target_position", "residue", "prompt_id", "alternative"):
+            if getattr(self, name) is None:
+                continue
             shape = tuple(getattr(self, name).shape)
             if shape != (len(self),):
                 raise TaskError(
@@ -87,6 +93,7 @@ class Prompts:
             residue=self.residue[index],
             prompt_id=self.prompt_id[index],
             modulus=self.modulus,
+            alternative=None if self.alternative is None else self.alternative[index],
         )
 
     def to(self, device: torch.device | str) -> Prompts:
@@ -99,7 +106,13 @@ class Prompts:
             residue=self.residue.to(device),
             prompt_id=self.prompt_id.to(device),
             modulus=self.modulus,
+            alternative=None if self.alternative is None else self.alternative.to(device),
         )
+
+    def accepted(self) -> Int64[Tensor, "n right"]:
+        """Every token id that is right, the answer first: one column, or two with alternatives."""
+        columns = [self.answer] if self.alternative is None else [self.answer, self.alternative]
+        return torch.stack(columns, dim=1)
 
     def position_deviation(self) -> PositionDeviation:
         """How far the sample is from equal moments: (0, 0) when the count per residue is a multiple of R².

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hooks.errors import TaskError
 
-__all__ = ["HuggingFaceTokenizer", "TekkenTokenizer", "TextTokenizer", "whole_words"]
+__all__ = [
+    "HuggingFaceTokenizer",
+    "TekkenTokenizer",
+    "TextTokenizer",
+    "reply_tokens",
+    "tokenizer_hash",
+    "whole_words",
+]
 
 _WORD_TWICE = re.compile(r" ?([a-z]{3,12}) \1")  # sentencepiece drops the first space
 _SENTINEL = "phaselens content goes here"
+_PROBE = "Ask again: the 3rd House,\n\tnot 'houses' (été 1984) == 0.25;\n    return x[i] / scale  # ...\n"
 
 
 @runtime_checkable
@@ -71,6 +81,11 @@ class HuggingFaceTokenizer:
         """Number of token ids, added ones included."""
         return len(self.tokenizer)
 
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """SHA-256 over every piece and its id."""
+        return _sha256(sorted(self.tokenizer.get_vocab().items()))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; nothing is added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -122,6 +137,7 @@ class TekkenTokenizer:
             raise TaskError(f"{str(path)!r} is not a tekken file; valid: a file named tekken*.json")
         self.tokenizer = Tekkenizer.from_file(Path(path))
         self.name = Path(path).name
+        self.vocabulary_hash = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         self._keep = SpecialTokenPolicy.KEEP
 
     @property
@@ -143,6 +159,43 @@ class TekkenTokenizer:
             return [self.tokenizer.bos_id], []
         begin, end = (self.tokenizer.get_special_token(token) for token in ("[INST]", "[/INST]"))
         return [self.tokenizer.bos_id, begin], [end]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)
+def tokenizer_hash(tokenizer: TextTokenizer) -> str:
+    """SHA-256 of what a tokenizer does, whatever its name and wherever its files are.
+
+    It covers how a probe text is cut and, for the adapters of this module, every piece and its id.
+    """
+    vocabulary = getattr(tokenizer, "vocabulary_hash", "")
+    return _sha256([vocabulary, tokenizer.d_vocab, tokenizer.encode(_PROBE)])
+
+
+def reply_tokens(tokenizer: TextTokenizer, tail: Sequence[int], text: str) -> tuple[int, ...]:
+    """Tokens of a reply's first words after the end of a prompt.
+
+    Parameters
+    ----------
+    tokenizer : TextTokenizer
+        Any tokenizer.
+    tail : sequence of int
+        The ids that the prompt ends in: of a chat template, what opens the reply.
+    text : str
+        What the reply begins with.
+
+    Returns
+    -------
+    tuple of int
+        As tokenized behind the tail; by itself where the two merge or the tail is no plain text.
+    """
+    before = tokenizer.decode(tail) if tail else ""
+    joint = tokenizer.encode(before + text)
+    kept = joint[: len(tail)] == list(tail) and len(joint) > len(tail)
+    return tuple(joint[len(tail) :] if kept else tokenizer.encode(text))
 
 
 @lru_cache(maxsize=8)
