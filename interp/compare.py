@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
 from hooks.errors import StatisticsError
 from hooks.sites import HookedModel
@@ -19,7 +20,7 @@ from interp.sweep import clean_tables
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
 
-__all__ = ["compare"]
+__all__ = ["compare", "gap_difference"]
 
 
 def compare(
@@ -96,13 +97,13 @@ def compare(
     ):  # fmt: skip
         by = scale * stats.phase_means(tables[name], step).swapaxes(0, 1)  # [prompt, model, phase]
         gaps = _gaps(by[None])[0]
-        low, high = stats.bca(by, _widening, seed=seed)
+        widening, low, high = gap_difference(by, seed=seed)
         data |= _with_interval(change, by[:, 1] - by[:, 0], seed)
         attrs |= {
             f"gap_{unit}": gaps.tolist(),
-            f"widening_{unit}": float(gaps[1] - gaps[0]),
-            f"widening_{unit}_low": float(low),
-            f"widening_{unit}_high": float(high),
+            f"widening_{unit}": widening,
+            f"widening_{unit}_low": low,
+            f"widening_{unit}_high": high,
         }
         data["accuracy" if name == "correct" else "mean_logprob"] = (
             ("model", "phase"),
@@ -116,6 +117,22 @@ def compare(
         },
         attrs=attrs,
     )  # fmt: skip
+
+
+def gap_difference(
+    by: Float[np.ndarray, "prompt model phase"], *, seed: int = 0
+) -> tuple[float, float, float]:
+    """The second model's gap minus the first's, with its BCa interval (low, high).
+
+    Parameters
+    ----------
+    by : array [prompt, model, phase]
+        Means of the two models by prompt_id and phase, on the same prompts, in any unit.
+    seed : int
+        Of the resampling, which draws a prompt_id for both models at once.
+    """
+    low, high = stats.bca(by, _widening, seed=seed)
+    return float(_widening(by[None])[0]), float(low), float(high)
 
 
 def _gaps(sample: np.ndarray) -> np.ndarray:

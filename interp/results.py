@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import errno
+import glob
 import hashlib
 import importlib.metadata
 import json
@@ -32,6 +33,7 @@ __all__ = [
     "atomic_path",
     "content_hash",
     "equal",
+    "leftovers",
     "load",
     "provenance",
     "save",
@@ -81,6 +83,15 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def leftovers(path: str | os.PathLike[str]) -> list[Path]:
+    """Temporary files of :func:`atomic_path` for a `path` with a stem of at most 80 characters.
+
+    Those of a living writer are among them, so ask only where nobody else can be writing `path`.
+    """
+    target = Path(path)
+    return sorted(target.parent.glob(f".{glob.escape(target.stem)}.{'[0-9a-f]' * 12}{target.suffix}"))
 
 
 def save(dataset: xr.Dataset, path: str | os.PathLike[str]) -> Path:

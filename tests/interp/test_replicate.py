@@ -1,0 +1,285 @@
+"""The replication: verdicts on synthetic results with known answers, the mapping, and one real run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from hooks.checkpoint import zoo, zoo_path
+from hooks.errors import PhaselensError, StatisticsError
+from interp import claims, replicate, results, stats
+from interp.claims import Claim, Finding, Interval, Measured
+from interp.cli import main
+from interp.published import load_published
+from interp.specialization import specialization
+
+R = 24
+
+
+def sweep_of(correct, stride, *, placebo=False, period=0, seed=0, task="t"):
+    """A sweep with the attributes that claims read, by the statistics' own functions."""
+    low, high = stats.gap_interval(correct, stride, seed=seed)
+    attrs = {
+        "stride": stride, "gap_pp": 100 * stats.phase_gap(correct, stride), "gap_pp_low": 100 * low,
+        "gap_pp_high": 100 * high, "null_gap_pp": 100 * stats.null_gap(correct, stride, seed=seed),
+        "worst_phase": int(correct.reshape(-1, stride).mean(0).argmin()), "period": period, "period_p": 0.001,
+        "seed": seed, "task": task, **({"placebo": 1} if placebo else {}),
+    }  # fmt: skip
+    return xr.Dataset({"correct": (("prompt", "residue"), correct)}, attrs=attrs)
+
+
+def model(accuracy, *, n=64, name="m", units=None, draw=0, **options):
+    """A model of known accuracy (0 to 1) by phase; `units`: accuracy by phase without each unit."""
+    rng = np.random.default_rng(draw)
+    stride = len(accuracy)
+    uniform = rng.random((n, R))
+    clean = uniform < np.tile(accuracy, R // stride)
+    after = np.stack([uniform < np.tile(row, R // stride) for row in (units or [accuracy])])
+    knockout = xr.Dataset(
+        {
+            "correct": (("unit", "prompt", "residue"), after), "clean_correct": (("prompt", "residue"), clean),
+            "logprob": (("unit", "prompt", "residue"), np.where(after, -0.1, -3.0)),
+            "clean_logprob": (("prompt", "residue"), np.where(clean, -0.1, -3.0)),
+        },
+        coords={"unit": [f"0.{i}" for i in range(len(after))]}, attrs={"stride": stride},
+    )  # fmt: skip
+    served = specialization(knockout)
+    knockout = knockout.assign(served.data_vars).assign_attrs(served.attrs)
+    return Measured(name, sweep_of(clean, stride, **options), knockout)
+
+
+def verdicts(claim):
+    return [finding.verdict for finding in claim.findings]
+
+
+WEAK = [0.95] * 7 + [0.2]
+FLAT = [0.9] * 8
+
+
+# --------------------------------------------------------------------------- intervals and verdicts
+
+
+def test_intervals_without_spread_get_the_bound_of_so_many_prompts():
+    nan = (math.nan, math.nan)
+    for n, low in ((12, 75.75), (64, 94.34)):  # Wilson: n / (n + 1.96²)
+        assert Interval.of(100.0, nan, n).low == pytest.approx(low, abs=0.01)
+        assert Interval.of(100.0, nan, n).high == pytest.approx(100)
+        assert Interval.of(0.0, nan, n).high == pytest.approx(100 - low, abs=0.01)
+    assert math.isnan(Interval.of(33.0, nan, 64).low)
+    assert math.isnan(Interval.of(100.0, nan, 9).low)  # too few for any interval
+    assert Interval.of(5.0, (1.0, 9.0), 64) == Interval(5.0, 1.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(6, 20, "supported"), (4, 20, "undecided"), (1, 9, "not supported"), (1, 10.5, "undecided"),
+     (math.nan, math.nan, "undecided")],
+)  # fmt: skip
+def test_a_verdict_is_where_the_interval_lies(low, high, verdict):
+    assert claims.decide(Interval(7, low, high), above=5, below=10) == verdict
+
+
+@pytest.mark.parametrize(
+    ("over", "found", "verdict"),
+    [
+        ("every", "yy", "supported"), ("every", "yn", "not supported"), ("every", "yu", "undecided"),
+        ("every", "un", "not supported"), ("any", "un", "undecided"), ("any", "yn", "supported"),
+        ("any", "nn", "not supported"), ("every", "", "undecided"), ("any", "", "undecided"),
+    ],
+)  # fmt: skip
+def test_a_claim_is_decided_by_all_its_findings(over, found, verdict):
+    words = {"y": "supported", "n": "not supported", "u": "undecided"}
+    claim = Claim("c", "r", tuple(Finding("m", "", words[c]) for c in found), over)
+    assert claim.verdict == verdict
+    assert claim.verdict_at(12) == verdict + (" at n = 12" if verdict == "undecided" else "")
+    assert claim.counts() == (found.count("y"), found.count("n"), found.count("u"))
+
+
+# --------------------------------------------------------------------------- claims with known answers
+
+
+def test_a_gap_is_seen_a_flat_model_has_none_and_few_prompts_decide_nothing():
+    always = model([1.0] * 8)
+    found = claims.gap_claim([model(WEAK), always, model(FLAT, n=12), model([1.0] * 8, n=12)])
+    assert verdicts(found) == ["supported", "not supported", "undecided", "undecided"]
+    assert found.verdict == "not supported"
+    full = [model(accuracy, placebo=True, n=n) for accuracy, n in ((WEAK, 64), ([1.0] * 8, 64), (FLAT, 12))]
+    assert claims.gap_claim(full).findings == ()
+    assert verdicts(claims.full_attention_claim(full)) == ["not supported", "supported", "undecided"]
+
+
+def test_models_without_a_gap_rarely_seem_to_have_one():
+    """At most 5% of 60 flat models: the upper end of the binomial interval is 7."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for draw in range(60):
+        level = rng.uniform(0.3, 0.95)
+        correct = rng.random((32, R)) < level
+        a = sweep_of(correct, 8, seed=draw).attrs
+        wrong += a["gap_pp_low"] > a["null_gap_pp"]
+    assert wrong <= 7
+
+
+def test_the_period_must_be_the_stride():
+    found = [model(WEAK, period=period) for period in (8, 4, 16, 0)]
+    assert verdicts(claims.period_claim(found)) == ["supported", "not supported", "undecided", "undecided"]
+
+
+def test_the_worst_phase_against_the_boundary_phase():
+    found = claims.boundary_claim(
+        [
+            model(WEAK),
+            model([0.95, 0.2] + [0.95] * 6),
+            model([0.4] * 2 + [0.9] * 4 + [0.4] * 2, n=24),
+            model(FLAT),
+        ]
+    )
+    assert verdicts(found) == ["supported", "not supported", "undecided"]  # a flat model has no worst phase
+    extreme = claims.boundary_claim([model([1.0] * 7 + [0.0])])
+    assert verdicts(extreme) == ["supported"]
+
+
+def test_a_gap_at_the_boundary_alone_is_no_gap_inside():
+    found = claims.inside_claim([model([1.0] * 7 + [0.2]), model([0.3, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.1])])
+    assert verdicts(found) == ["not supported", "supported"]
+
+
+def test_more_heads_close_the_gap_or_do_not():
+    few = model(WEAK, name="few")
+    found = claims.closing_claim(
+        [
+            (few, model(WEAK, draw=1)),
+            (few, model([1.0] * 8)),
+            (few, model([1.0] * 8, n=12)),
+            (model(FLAT), few),
+        ]
+    )
+    assert verdicts(found) == [
+        "supported",
+        "not supported",
+        "undecided",
+    ]  # a model without a gap has none to close
+
+
+def test_a_change_is_held_against_the_papers_direction():
+    wide, narrow, again = model(WEAK), model([0.95] * 7 + [0.7], draw=3), model(WEAK, draw=4)
+    found = claims.direction_claim("x", -30.0, [(wide, narrow), (narrow, wide), (wide, again)])
+    assert verdicts(found) == ["supported", "not supported", "undecided"]
+    assert verdicts(claims.direction_claim("x", 30.0, [(wide, narrow)])) == ["not supported"]
+    four = model([0.95] * 4, draw=5)  # another stride: phases are counted by 8 for both
+    assert verdicts(claims.direction_claim("x", -30.0, [(wide, four)])) == ["supported"]
+    with pytest.raises(StatisticsError, match="another task"):
+        claims.direction_claim("x", -1.0, [(wide, model(WEAK, task="other"))])
+
+
+def test_the_difference_of_gaps_is_paired():
+    first, second = model(WEAK), model([0.95] * 6 + [0.5, 0.2], draw=1)
+    (finding,) = claims.direction_claim("x", -1.0, [(first, second)]).findings
+    gaps = [np.ptp(m.correct.reshape(-1, 8).mean(0)) for m in (first, second)]
+    assert finding.measured.startswith(f"gap difference {100 * (gaps[1] - gaps[0]):.1f}".replace("-", "−"))
+
+
+def without(phases):
+    return [0.05 if phase in phases else 0.95 for phase in range(8)]
+
+
+def test_specialized_heads_and_phases_served_by_none():
+    sharing = model([0.95] * 8, units=[without({0, 1}), without({7}), without({3, 4, 5})])
+    broad = model([0.95] * 8, units=[without(range(8)), without(())])
+    few = model([0.95] * 8, n=10, units=[[0.55] * 2 + [0.95] * 6])
+    heads = claims.heads_claim([sharing, broad, few])
+    assert verdicts(heads) == ["supported", "not supported", "undecided"]
+    assert heads.findings[0].measured == "0.0 → 0–1; 0.1 → 7; 0.2 → 3–5"
+    bare = claims.uncovered_claim([sharing, broad])
+    assert verdicts(bare) == ["supported", "not supported"]
+    assert bare.findings[0].measured == "surely by none: 2, 6; surely by one: 7–1, 3–5"
+    assert bare.verdict == "supported"
+
+
+def test_losses_are_those_of_the_counts_and_undefined_below_twenty_right():
+    m = model([0.9] * 7 + [0.05], n=32, units=[[0.9] * 6 + [0.3, 0.05]])
+    found = claims.losses_with_bounds(m)
+    clean = m.knockout["clean_correct"].values.reshape(-1, 8).sum(0)
+    after = m.knockout["correct"].values[0].reshape(-1, 8).sum(0)
+    assert clean[7] < 20
+    assert np.isnan(found[0, 7]).all()
+    assert found[0, :7, 0] == pytest.approx(100 * (clean - after)[:7] / clean[:7])
+    assert found[0, 6, 1] < found[0, 6, 0] < found[0, 6, 2]
+    assert (found[0, 0, 0], found[0, 0, 1]) == (0, 0)
+    assert found[0, 0, 2] == pytest.approx(100 * (1 - 32 / (32 + 1.96**2)), abs=0.01)
+
+
+# --------------------------------------------------------------------------- runs
+
+
+def test_every_published_run_has_a_counterpart_of_its_shape():
+    published = [run["name"] for run in load_published("controlled_runs")["runs"]]
+    assert [one.published for one in replicate.COUNTERPARTS] == published
+    for one in replicate.COUNTERPARTS:
+        config = json.loads((zoo_path(one.model) / "config.json").read_text())["config"]
+        assert (config["n_layers"], config["d_model"], config["n_heads"]) == (4, 128, 4)  # as the page says
+        heads = int(one.published.partition(" KV")[0].split()[-1])
+        if heads != config["n_kv_heads"]:
+            assert f"{config['n_kv_heads']} KV heads, not {heads}" in one.differences
+        if one.published.startswith("W"):
+            assert one.published.startswith(f"W{config['window']}/S{config['stride']},")
+        assert (config["attention"] == "full") == one.published.startswith("full")
+        assert (config["rope_dims"] == 0) == ("no RoPE" in one.published)
+        assert (config["gate"] == "uniform") == ("uniform" in one.published)
+        assert config["tied_kv"] == ("DeepSeek" in one.published)
+    named = [name for _, _, pairs in replicate.CHANGES for pair in pairs for name in pair]
+    named += [name for pair in replicate.MORE_HEADS for name in pair]
+    assert set(named) | set(replicate.ALSO) <= set(zoo())
+    assert {name for _, pair, _ in replicate.CHANGES for name in pair} <= set(published)
+
+
+def test_numbers_by_residue_are_the_published_ones_kind():
+    correct = np.random.default_rng(0).random((40, R)) < np.linspace(0.2, 0.9, R)
+    mean, worst, gap, null = replicate.by_residue(correct, seed=0)
+    by = 100 * correct.mean(0)
+    assert (mean.value, worst.value, gap.value) == pytest.approx((by.mean(), by.min(), by.max() - by.min()))
+    for one in (mean, worst, gap):
+        assert one.low < one.value
+        assert one.low < one.high
+    assert 0 < null < gap.value
+
+
+def test_an_unknown_model_is_named(tmp_path):
+    with pytest.raises(PhaselensError, match=r"'tiny' is not part of the replication.*full-4kv"):
+        replicate.replicate(tmp_path, load=lambda *_: pytest.fail("work began"), models=["tiny"])
+
+
+def test_a_real_run_on_two_models_and_again(tmp_path, capsys, monkeypatch):
+    line = f"replicate --model w8s8-1kv --model w8s8-4kv --n-per-residue 2 --seed 5 -o {tmp_path}"
+    assert main(line.split()) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.replace(str(tmp_path), "").splitlines())) <= 80
+    page = (tmp_path / "replication.md").read_text()
+    assert "`phaselens replicate --n-per-residue 2 --seed 5 --padding prefix --model w8s8-1kv" in page
+    assert "n = 2 prompts per residue" in page
+    rows = list(csv.DictReader((tmp_path / "runs.csv").open()))
+    assert [row["model"] for row in rows] == ["w8s8-1kv", "w8s8-1kv", "w8s8-4kv"]
+    assert rows[0]["published_gap_pp"] == "75.3"
+    assert rows[0]["mean_low"] == ""  # two prompts have no interval
+    sweep = results.load(tmp_path / "cells" / "w8s8-4kv_sweep_prefix_n2_seed5.nc")
+    assert float(rows[2]["mean"]) == pytest.approx(100 * sweep["correct"].values.mean())
+    found = list(csv.DictReader((tmp_path / "claims.csv").open()))
+    assert {row["verdict"] for row in found if "gap" in row["claim"].lower()} <= {"undecided"}
+    monkeypatch.setattr("interp.grid._measure", lambda *_: pytest.fail("made again"))
+    assert main(line.split()) == 0
+    assert (tmp_path / "replication.md").read_text() == page
+
+
+def test_a_model_that_fails_is_told_on_the_page(tmp_path):
+    def load(name, padding):
+        raise PhaselensError(f"no {name}")
+
+    found = replicate.replicate(tmp_path, load=load, models=["full-4kv"])
+    assert [one.state for one in found.outcomes] == ["failed", "failed"]
+    assert (found.runs, found.claims) == ((), ())
+    assert "no full-4kv" in (tmp_path / "replication.md").read_text()
