@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hooks.checks import require_choice
-from hooks.errors import PhaselensError, SiteError
+from hooks.errors import SiteError
 from hooks.sites import HookedModel, check_names, site
 from interp.memory import show_bytes
 from interp.tasks.prompts import Prompts
@@ -394,15 +394,3 @@ def activations(
             _, kept = model.run_with_cache(tokens, list(names), cache=cache)
             yield chunk, kept
             bar.update(len(chunk))
-
-
-def require_rows(prompts: Prompts, minimum: int, what: str) -> None:
-    """Raise unless there are enough prompts.
-
-    Raises
-    ------
-    PhaselensError
-        Naming the number and the minimum.
-    """
-    if len(prompts) < minimum:
-        raise PhaselensError(f"{len(prompts)} prompts are too few for {what}; valid: {minimum} or more")

@@ -122,14 +122,17 @@ def patch(
     chosen, everywhere = _parts(model, base, unit, site, at, reach)
     chosen = select_units(chosen, only)
     options: dict[str, Any] = dict(metric=_metric(base, source), memory=memory)
-    patched: list[dict[str, Tensor]] = []
     names = list(dict.fromkeys(name for one in chosen for name in one.sites))
-    for rows in engine.portions(
-        model, source, names, len(chosen), at=everywhere, memory=memory, progress=progress, label="patch"
-    ):
+
+    def on(rows: range) -> dict[str, Tensor]:  # what it holds is let go before the next batch is run
         held = held_values(model, source, names, at=everywhere, rows=rows, memory=memory, progress=False)
         variants = [Variant(one.label, one.edits(held)) for one in chosen]
-        patched.append(engine.run(model, base, variants, at=everywhere, rows=rows, progress=False, **options))
+        return engine.run(model, base, variants, at=everywhere, rows=rows, progress=False, **options)
+
+    batches = engine.portions(
+        model, source, names, len(chosen), at=everywhere, memory=memory, progress=progress, label="patch"
+    )
+    patched = [on(rows) for rows in batches]
     other = engine.run(model, source, label="source", progress=progress, **options)
     tables = {name: fold(torch.cat([p[name] for p in patched], dim=1), task.modulus) for name in patched[0]}
     ends = {name: fold(v[0], task.modulus) for name, v in other.items()}

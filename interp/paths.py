@@ -84,13 +84,16 @@ def direct_effects(
     value_at = _values(model, task, prompts, chosen, replace, "final", step, seed, memory, progress)
     outputs, size = _outputs(model), len(chosen)
     total = [Variant(one.label, one.edits(value_at)) for one in chosen]
-    parts: list[dict[str, Tensor]] = []
-    for rows in engine.portions(
-        model, prompts, outputs, 2 * size, memory=memory, progress=progress, label="direct"
-    ):
+
+    def on(rows: range) -> dict[str, Tensor]:  # what it holds is let go before the next batch is run
         held = held_values(model, prompts, outputs, at="final", rows=rows, memory=memory, progress=False)
         direct = [Variant(one.label, (*one.edits(value_at), *_freeze(outputs, held, one))) for one in chosen]
-        parts.append(engine.run(model, prompts, [*direct, *total], rows=rows, memory=memory, progress=False))
+        return engine.run(model, prompts, [*direct, *total], rows=rows, memory=memory, progress=False)
+
+    batches = engine.portions(
+        model, prompts, outputs, 2 * size, memory=memory, progress=progress, label="direct"
+    )
+    parts = [on(rows) for rows in batches]
     tables = {
         name: fold(torch.cat([part[name] for part in parts], dim=1), task.modulus).astype(float)
         for name in parts[0]
@@ -180,28 +183,15 @@ def path_patch(
     every = _replaceable(model, unit, prompts, None)
     sending, receiving = select_units(every, senders), select_units(every, receivers)
     value_at = _values(model, task, prompts, sending, replace, at, step, seed, memory, progress)
-    outputs = _outputs(model)
-    names = [*outputs, *(name for one in receiving for name in one.sites)]
-    change = np.full((len(sending), len(receiving) + 1, len(prompts)), np.nan)
-    there = np.zeros(change.shape[:2], dtype=bool)
-    clean = np.empty(len(prompts))
-    # Batch by batch, as what is held (and noted by probes) must fit the budget beside the runs.
-    for rows in engine.portions(
-        model, prompts, names, len(receiving), at=at, memory=memory, progress=False
-    ):  # fmt: skip
-        held = held_values(model, prompts, outputs, at=at, rows=rows, memory=memory, progress=False)
-        here, options = slice(rows.start, rows.stop), {"rows": rows, "memory": memory, "progress": progress}
-        for row, one in enumerate(sending):
-            behind = [i for i, other in enumerate(receiving) if other.layer > one.layer]
-            probe = _Probe({name for i in behind for name in receiving[i].sites})
-            cut = Variant(one.label, (*one.edits(value_at), *_freeze(outputs, held, one), *probe.edits()))
-            clean[here], alone = _logprob(engine.run(model, prompts, [cut], at=at, label="sender", **options))
-            change[row, -1, here] = alone - clean[here]
-            if behind:
-                cuts = [Variant(receiving[i].label, receiving[i].edits(probe.at)) for i in behind]
-                through = _logprob(engine.run(model, prompts, cuts, label="receivers", **options))
-                change[row, behind, here] = through[1:] - through[0]
-            there[row, [*behind, -1]] = True
+    names = [*_outputs(model), *(name for one in receiving for name in one.sites)]
+    parts = [
+        _along(model, prompts, rows, sending, receiving, value_at, at, memory, progress)
+        for rows in engine.portions(
+            model, prompts, names, len(receiving), at=at, memory=memory, progress=False
+        )
+    ]  # fmt: skip
+    change, clean = (np.concatenate(each, axis=-1) for each in zip(*parts, strict=True))
+    there = np.array([[other.layer > one.layer for other in receiving] + [True] for one in sending])
     change = fold(change, task.modulus)
     found = paired_statistics("effect", change[there], step, seed=seed)
     data: dict[str, Any] = {}
@@ -229,6 +219,32 @@ def path_patch(
             **compared(change=NOTHING),
         ),
     )  # fmt: skip
+
+
+def _along(
+    model: HookedModel, prompts: Prompts, rows: range, sending: Sequence[Unit], receiving: Sequence[Unit],
+    value_at: ValueAt, at: At, memory: int, progress: bool | None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Changes of log-probability along every path [sender, receiver and logits, prompt], and its clean value.
+
+    What is held for the batch is let go on return.
+    """
+    outputs = _outputs(model)
+    held = held_values(model, prompts, outputs, at=at, rows=rows, memory=memory, progress=False)
+    options: dict[str, Any] = {"rows": rows, "memory": memory, "progress": progress}
+    change = np.full((len(sending), len(receiving) + 1, len(rows)), np.nan)
+    clean = np.empty(len(rows))
+    for row, one in enumerate(sending):
+        behind = [i for i, other in enumerate(receiving) if other.layer > one.layer]
+        probe = _Probe({name for i in behind for name in receiving[i].sites})
+        cut = Variant(one.label, (*one.edits(value_at), *_freeze(outputs, held, one), *probe.edits()))
+        clean, alone = _logprob(engine.run(model, prompts, [cut], at=at, label="sender", **options))
+        change[row, -1] = alone - clean
+        if behind:
+            cuts = [Variant(receiving[i].label, receiving[i].edits(probe.at)) for i in behind]
+            through = _logprob(engine.run(model, prompts, cuts, label="receivers", **options))
+            change[row, behind] = through[1:] - through[0]
+    return change, clean
 
 
 def _logprob(scores: dict[str, Tensor]) -> np.ndarray:

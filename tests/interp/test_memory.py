@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
 from hooks.config import preset
 from hooks.transformer import CompressedTransformer
-from interp import engine
+from interp import direct_effects, engine, patch, path_patch
 from interp.bench.cases import RandomTask
 from interp.cli import main
 from interp.engine import Variant
 from interp.units import units
+from tests.interp.intervention_models import TASK, small
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +96,75 @@ def test_the_verbs_pass_the_budget_on(verb, module, monkeypatch, tmp_path):
 def test_a_wrong_budget_is_one_line(capsys):
     assert main(["knockout", "tiny", "--memory", "lots"]) == 2
     assert capsys.readouterr().err == "phaselens: memory='lots'; valid: 1MiB or more, e.g. 512MiB, 4GiB\n"
+
+
+VERBS = {
+    "patch": (
+        lambda m, **o: patch(m, TASK, unit="layer", site="attn.hook_pattern", at="all", **o),
+        "blocks.0.attn.hook_pattern",
+        lambda m: 2 * LENGTH,
+    ),
+    "direct": (
+        lambda m, **o: direct_effects(m, TASK, replace="zero", **o),
+        "blocks.0.hook_mlp_out",
+        lambda m: 16,
+    ),
+    "paths": (
+        lambda m, **o: path_patch(m, TASK, unit="layer", replace="zero", at="all", **o),
+        "blocks.0.hook_mlp_out",
+        lambda m: 2 * LENGTH,
+    ),
+}
+LENGTH = TASK.sample(1, seed=0).tokens.shape[1]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_patching_and_paths_hold_what_the_budget_allows(verb, monkeypatch):
+    """Of what is held for a run no more prompts are alive than run at once; the numbers stay."""
+    measure, site, variants = VERBS[verb]
+    model, live, most = small(), 0, 0
+    real = engine.activations
+
+    def forget(count):
+        nonlocal live
+        live -= count
+
+    def counted(*given, **options):
+        nonlocal live, most
+        for chunk, kept in real(*given, **options):
+            if site in kept:
+                live += len(chunk)
+                most = max(most, live)
+                weakref.finalize(kept[site], forget, len(chunk))
+            yield chunk, kept
+
+    monkeypatch.setattr(engine, "activations", counted)
+    whole = measure(model, n=24, progress=False)
+    assert most == 24
+    most = 0
+    one = engine.plan(model, 1, LENGTH, variants(model), 1).bytes
+    cut = measure(model, n=24, progress=False, memory=5 * one)
+    assert 1 <= most <= 5
+    for name in whole.data_vars:
+        if name.endswith(("logprob", "change", "logprob_direct", "logprob_total", "effect")):
+            np.testing.assert_allclose(cut[name].values, whole[name].values, atol=1e-5)
+
+
+def test_what_is_held_counts_against_the_budget(model):
+    prompts = RandomTask(73, 20).sample(12, seed=0)
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(2)]
+    per_prompt = 2 * 4 * model.cfg.n_heads * 20 * (20 + 20 // 4)  # fp32, exact columns and entries
+    run = engine.plan(model, 1, 20, 2 * 20, 1).bytes
+    memory = 3 * run + 3 * per_prompt
+    found = list(engine.portions(model, prompts, names, 2, at="all", memory=memory, progress=False))
+    assert found == [range(i, i + 3) for i in (0, 3, 6, 9)]
+    assert len(next(engine.portions(model, prompts, names, 2, at="all", memory=memory - 1))) == 2
+
+
+def test_chosen_rows_keep_their_numbers(model):
+    prompts = RandomTask(73, 20).sample(6, seed=0)
+    whole = engine.run(model, prompts, zeroed(model, prompts))["logprob"]
+    some = engine.run(model, prompts, zeroed(model, prompts), rows=range(2, 5))["logprob"]
+    torch.testing.assert_close(some, whole[:, 2:5], rtol=0, atol=1e-5)
+    chunks = [chunk for chunk, _ in engine.activations(model, prompts, ["hook_embed"], rows=range(2, 5))]
+    assert chunks == [range(2, 5)]

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from hooks import CompressedTransformer, ModelConfig, SiteError
+from hooks.errors import PhaselensError
+from interp.controls import discover_then_confirm
 from interp.paths import direct_effects, path_patch
 from interp.tasks.prompts import Prompts
 from tests.interp.intervention_models import TASK, small
@@ -113,6 +115,16 @@ def test_the_only_path_is_found_and_no_other():
     significant = np.argwhere(found.effect_p.values < 0.05)
     names = {(str(found.sender.values[s]), str(found.receiver.values[r])) for s, r, p in significant}
     assert set(planted) <= names
+    split = discover_then_confirm(found)
+    for sender, receiver in planted:
+        assert split.confirmed.sel(sender=sender, receiver=receiver).values.tolist() == [
+            False,
+            False,
+            True,
+            False,
+        ]
+    assert not split.confirmed.sel(sender="1.0", receiver="0.1").any()
+    assert np.isnan(split.q_discover.sel(sender="1.0", receiver="0.1")).all()
 
 
 def test_direct_effects_are_what_freezing_by_hand_gives():
@@ -135,6 +147,38 @@ def test_direct_effects_are_what_freezing_by_hand_gives():
         expected = logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
         got = torch.from_numpy(found.logprob_direct.sel(unit=f"{layer}.{head}").values).flatten()
         assert torch.allclose(got.float(), expected, atol=1e-5)
+
+
+def test_a_memory_acts_directly_past_the_attention_and_the_mlp_of_its_own_layer():
+    """Engram writes before attention reads: both of its layer are held, as all that is later."""
+    model = CompressedTransformer(small().cfg.replace(engram=True, engram_dim=8)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():  # an untrained memory adds nothing
+        for name, weight in model.named_parameters():
+            if ".engram." in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+    prompts = TASK.sample(24, seed=0)
+    found = direct_effects(model, TASK, unit="engram", replace="zero", n=24, progress=False)
+    kinds = ("engram.hook_out", "hook_attn_out", "hook_mlp_out")
+    outputs = [f"blocks.{i}.{kind}" for i in range(2) for kind in kinds]
+    _, clean = model.run_with_cache(prompts.tokens, outputs)
+
+    def silence(out, hook):
+        out = out.clone()
+        out[:, -1] = 0
+        return out
+
+    for layer in (0, 1):
+        hold = [(name, lambda t, hook: clean[hook.name]) for name in outputs[3 * layer + 1 :]]
+        with torch.no_grad():
+            logits = model.run_with_hooks(prompts.tokens, [(outputs[3 * layer], silence), *hold])
+        expected = logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
+        got = torch.from_numpy(found.logprob_direct.sel(unit=str(layer)).values).flatten()
+        assert torch.allclose(got.float(), expected, atol=1e-5)
+        assert float(np.abs(found.repair.sel(unit=str(layer))).max()) > 1e-3  # the layer's own parts react
+    for unit in ("engram", "mlp"):
+        with pytest.raises(PhaselensError, match="valid: head, kv_head, layer"):
+            path_patch(model, TASK, unit=unit, n=8)
 
 
 def test_in_the_last_layer_direct_is_total_but_for_the_mlp():
