@@ -94,7 +94,7 @@ def test_results_under_changed_gates_are_told_from_those_of_the_intact_model():
         with forced_gates(model, "static", TASK, seed=seed, progress=False):
             means.append(knockout(model, TASK, **options).attrs["altered"])
     assert means[0] != means[1]
-    after = phase_sweep(model, TASK, clean=intact, **sweep)
+    after = knockout(model, TASK, **options)
     assert "altered" not in after.attrs
     assert after.attrs["model"] == intact.attrs["model"] == model.name
 
@@ -102,14 +102,14 @@ def test_results_under_changed_gates_are_told_from_those_of_the_intact_model():
 def test_results_measured_under_ones_own_hooks_name_their_sites():
     model, name = small(), "blocks.0.hook_mlp_out"
     with model.hooks([(name, lambda t, hook: 0 * t)]):
-        found = phase_sweep(model, TASK, n_per_residue=6, progress=False)
+        found = gate_profile(model, TASK, n=4, progress=False)
     assert found.attrs["altered"] == f"hooks at {name}"
-    assert "altered" not in phase_sweep(model, TASK, n_per_residue=6, progress=False).attrs
+    assert "altered" not in gate_profile(model, TASK, n=4, progress=False).attrs
 
 
 def test_cycled_gates_have_a_name_and_weights_of_their_own():
     model = small()
-    cycled = phase_sweep(cycle_gates(model, 1), TASK, n_per_residue=6, progress=False)
+    cycled = gate_profile(cycle_gates(model, 1), TASK, n=4, progress=False)
     assert cycled.attrs["model"] == f"{model.name}, gates cycled by 1"
     assert cycled.attrs["model_hash"] != model.content_hash()
 
