@@ -39,6 +39,8 @@ def test_a_clicked_token_is_followed_again_after_another_was_typed(reports, open
     app.number_input(key="token").set_value(9).run()
     click(app, "windows-0.1-key", "entry 1", "2", 0.5, 6)
     assert app.number_input(key="token").value == 6
-    click(app, "windows-0.1-key", "entry 0", "0", None, None)  # before the first token: there is none to follow
+    click(
+        app, "windows-0.1-key", "entry 0", "0", None, None
+    )  # before the first token: there is none to follow
     assert app.number_input(key="token").value == 6
     assert not app.exception

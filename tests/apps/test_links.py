@@ -9,9 +9,7 @@ import pytest
 
 def address(app) -> dict[str, str]:
     """What the address of a page says, one text a name."""
-    return {
-        name: value[0] if isinstance(value, list) else value for name, value in app.query_params.items()
-    }
+    return {name: value[0] if isinstance(value, list) else value for name, value in app.query_params.items()}
 
 
 def test_a_link_opens_the_same_tab(tmp_path, open_page):
@@ -23,7 +21,9 @@ def test_a_link_opens_the_same_tab(tmp_path, open_page):
     again = open_page(tmp_path, "interventions", **address(app))
     assert again.session_state["tab"] == "Patch"
     assert not again.exception
-    assert open_page(tmp_path, "interventions", **address(app) | {"tab": "?"}).session_state["tab"] == "Remove"
+    assert (
+        open_page(tmp_path, "interventions", **address(app) | {"tab": "?"}).session_state["tab"] == "Remove"
+    )
 
 
 def test_a_link_opens_with_the_model_loaded(reports, open_page):
