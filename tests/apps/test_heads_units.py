@@ -10,6 +10,9 @@ import pytest
 import xarray as xr
 
 import interp.backup
+from apps.explorer import live
+from apps.explorer.views import compressor, head_live
+from hooks import load
 from hooks.errors import PhaselensError
 from interp import results
 from interp.tasks import RecallTask
@@ -122,9 +125,7 @@ def reported(folder: Path, reports: Path, **attrs: Any) -> None:
 
 
 def test_what_takes_over_is_run_as_the_report_was_made(reports, tmp_path, open_page, monkeypatch):
-    import hooks
-
-    task = RecallTask.for_model(hooks.load("tiny"), padding="prefix")
+    task = RecallTask.for_model(load("tiny"), padding="prefix")
     reported(tmp_path, reports, replace="zero", seed=3, task=json.dumps(task.describe(), sort_keys=True))
     asked: list[Any] = []
 
@@ -147,7 +148,6 @@ def test_what_takes_over_is_run_as_the_report_was_made(reports, tmp_path, open_p
 @pytest.mark.parametrize(
     ("attrs", "said"),
     [
-        ({"at": "all"}, "not measured for units that are removed at every position"),
         ({"task": '{"task": "needle"}'}, "measured on other prompts"),
         ({"altered": "gates forced to uniform"}, "measured on a changed model (gates forced to uniform)"),
         ({"model_hash": "0"}, "neither bundled nor in this folder"),
@@ -156,25 +156,35 @@ def test_what_takes_over_is_run_as_the_report_was_made(reports, tmp_path, open_p
         ({"replace": "nothing"}, "'nothing', which is not known here"),
     ],
 )
-def test_what_cannot_be_run_as_it_was_is_not_run(attrs, said, reports, tmp_path, open_page):
-    reported(tmp_path, reports, **attrs)
+def test_what_cannot_be_run_as_it_was_is_not_run(attrs, said, reports, monkeypatch):
+    tiny = load("tiny")
+    monkeypatch.setattr(live, "sources", lambda: {"zoo:tiny": "tiny"})
+    monkeypatch.setattr(live, "model", lambda key: tiny)
+    stored = results.load(reports / "tiny" / "knockout.nc").attrs
+    assert head_live._same_settings(stored).task == RecallTask.for_model(tiny)
+    with pytest.raises(PhaselensError) as raised:
+        head_live._same_settings(stored | attrs)
+    assert said in str(raised.value)
+
+
+def test_units_removed_everywhere_have_no_such_run(reports, tmp_path, open_page):
+    reported(tmp_path, reports, at="all")
     app = open_page(tmp_path, "heads", unit="0.1", look="1")
     assert not app.exception
     assert not [one for one in app.button if one.key == "backup"]
-    assert any(said in one.value.replace("\\", "") for one in [*app.info, *app.caption])
+    assert any("units that are removed at every position" in one.value for one in app.caption)
 
 
 # ---- the compressor's switches
 
 
-@pytest.mark.parametrize("name", ["w8s8-2kv-uniform", "tiny"])
-def test_only_gates_that_can_be_had_are_offered(name, tmp_path, open_page):
-    app = open_page(tmp_path, "compressor", model=f"zoo:{name}")
-    offered = app.selectbox(key="gates").options
-    assert [one for one in offered if one.startswith("cycled")] == (
-        [f"cycled {i}" for i in (1, 2, 3)] if name == "tiny" else []
-    )
-    assert not app.error
+@pytest.mark.parametrize(
+    ("name", "shifts"), [("tiny", [1, 2, 3]), ("w8s8-2kv-uniform", []), ("w8s6-4kv", [])]
+)
+def test_only_gates_that_can_be_had_are_offered(name, shifts):
+    model = load(name)
+    offered = compressor._switches(model, compressor._geometries(model))
+    assert offered == ["trained", "uniform", "static", *(f"cycled {i}" for i in shifts)]
 
 
 def test_a_run_that_failed_is_told_once(tmp_path, open_page, monkeypatch):
