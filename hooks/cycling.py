@@ -9,7 +9,7 @@ import torch
 
 from hooks.errors import SiteError
 
-__all__ = ["cycle_gates"]
+__all__ = ["cycle_gates", "cycled_layers"]
 
 
 def cycle_gates(model: Any, shift: int) -> Any:
@@ -32,6 +32,24 @@ def cycle_gates(model: Any, shift: int) -> Any:
     """
     if isinstance(shift, bool) or not isinstance(shift, int):
         raise SiteError(f"shift={shift!r}; valid: a whole number of offsets")
+    layers = cycled_layers(model)
+    moved = copy.deepcopy(model)
+    moved.name = f"{model.name}, gates cycled by {shift}"
+    with torch.no_grad():
+        for layer in layers:
+            compressor = moved.blocks[layer].attn.compressor
+            for branch in (compressor.key, compressor.value):
+                if branch is None:
+                    continue
+                if branch.W_gate.shape[0] == branch.geometry.window:
+                    branch.W_gate.copy_(branch.W_gate.roll(shift, 0))
+                if branch.b_gate is not None:
+                    branch.b_gate.copy_(branch.b_gate.roll(shift, 0))
+    return moved
+
+
+def cycled_layers(model: Any) -> list[int]:
+    """Layers whose gates :func:`cycle_gates` moves; its SiteError if it cannot."""
     own = hasattr(model.cfg, "layer")  # a model of ours; others keep no gate weights by offset
     layers = [
         i
@@ -49,16 +67,4 @@ def cycle_gates(model: Any, shift: int) -> Any:
             )
         if kind.payload == "shared" and not kind.gate_bias:
             raise SiteError(f"layer {layer} gates every offset alike, so there is nothing to cycle")
-    moved = copy.deepcopy(model)
-    moved.name = f"{model.name}, gates cycled by {shift}"
-    with torch.no_grad():
-        for layer in layers:
-            compressor = moved.blocks[layer].attn.compressor
-            for branch in (compressor.key, compressor.value):
-                if branch is None:
-                    continue
-                if branch.W_gate.shape[0] == branch.geometry.window:
-                    branch.W_gate.copy_(branch.W_gate.roll(shift, 0))
-                if branch.b_gate is not None:
-                    branch.b_gate.copy_(branch.b_gate.roll(shift, 0))
-    return moved
+    return layers

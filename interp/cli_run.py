@@ -204,15 +204,11 @@ def explore(folder: Path, port: int | None) -> None:
     Raises
     ------
     PhaselensError
-        If there is nothing to show, or the port is taken.
+        If there is no such folder, or the port is taken.
     """
     if not folder.is_dir():
         raise CheckpointError(
             f"no folder {str(folder)!r}; make one with: phaselens report w8s8-2kv -o {folder}"
-        )
-    if next(folder.rglob("*.nc"), None) is None:
-        raise CheckpointError(
-            f"no results in {str(folder)!r}; make some with: phaselens report w8s8-2kv -o {folder}"
         )
     # interp does not import apps: the app is another process, found by its name.
     found = importlib.util.find_spec("apps")

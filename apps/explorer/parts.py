@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,18 @@ from interp.figures.base import number
 from interp.figures.browser import RENDERED, browser_path, render
 from interp.figures.export import figure_csv, to_html
 
-__all__ = ["alt_text", "chosen_report", "figure", "heading", "no_reports", "report", "shown", "table"]
+__all__ = [
+    "alt_text",
+    "chosen_report",
+    "figure",
+    "heading",
+    "no_reports",
+    "period_told",
+    "report",
+    "shown",
+    "sweep_summary",
+    "table",
+]
 
 _TITLE_EM = 1.7
 _ROOM = 8
@@ -156,6 +168,34 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
     ]
     if shown:
         st.table(pd.DataFrame(shown).set_index(next(iter(shown[0]))))
+
+
+def period_told(attrs: Mapping[str, Any]) -> str:
+    """The period in the data: a number, "none", or "not tested" as by query phase, where no target moves."""
+    if attrs.get("axis") == "query" or "period" not in attrs or math.isnan(attrs.get("period_p", 0.0)):
+        return "not tested"
+    return str(int(attrs["period"])) if attrs["period"] else "none"
+
+
+def sweep_summary(attrs: Mapping[str, Any]) -> None:
+    """Gap, null gap, worst phase and period of a sweep, each by name of the axis it was made along."""
+    by_query = attrs.get("axis") == "query"
+    phase = "query phase" if by_query else "phase"
+    told = period_told(attrs)
+    no_period = "Every target stays where it is." if by_query else "The result holds no test of a period."
+    gap, null = (number(float(attrs.get(name, float("nan"))), 1) for name in ("gap_pp", "null_gap_pp"))
+    columns = st.columns(4)
+    columns[0].metric(
+        f"{phase.capitalize()} gap", f"{gap} pp",
+        help="Best minus worst query phase, (q + 1) mod S: how full the open window is when the model is asked."
+        if by_query else "Best minus worst phase.",
+    )  # fmt: skip
+    columns[1].metric("Null gap", f"{null} pp", help="The gap if phases meant nothing.")
+    columns[2].metric(f"Worst {phase}", plain(attrs.get("worst_phase", "–")))
+    columns[3].metric(
+        "Period in the data", told,
+        help=no_period if told == "not tested" else f"p = {float(attrs.get('period_p', float('nan'))):.3g}",
+    )  # fmt: skip
 
 
 def no_reports() -> None:

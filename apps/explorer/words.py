@@ -9,12 +9,14 @@ import streamlit as st
 __all__ = ["failed", "plain"]
 
 # Streamlit takes :name: and :name[…] for icons and colours, $ for formulas, beside all that Markdown has.
-_SIGNS = re.compile(r"[\\`*_{}\[\]<>$~#|&^]|:(?=[\w/])|(?<=\w)@(?=\w)|(?<=www)\.|^[-+=>]|^(?<=\d)[.)]")
+_SIGNS = re.compile(r"[\\`*_{}\[\]<>$~#|&^]|:(?=[\w/])|(?<=\w)@(?=\w)|(?<=www)\.|^[-+=>]")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
 def plain(text: object) -> str:
     """One line of Markdown that reads as `text` does: no image is fetched, no link, list or formula is made."""
-    return _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
+    line = _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
+    return _NUMBERED.sub(r"\1\\\2", line)
 
 
 def failed(error: object, advice: str = "") -> None:

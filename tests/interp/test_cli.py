@@ -165,9 +165,7 @@ def test_version(capsys):
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
 
 
-def test_explore_says_what_to_do_without_results(tmp_path, capsys):
-    assert main(["explore", str(tmp_path)]) == 2
-    assert "phaselens report" in one_line(capsys)
+def test_explore_says_what_to_do_without_a_folder(tmp_path, capsys):
     assert main(["explore", str(tmp_path / "none")]) == 2
     assert "phaselens report" in one_line(capsys)
 
@@ -398,6 +396,12 @@ def test_explore_listens_on_this_machine_only_and_reports_nothing_home(explorer,
     assert options["--client.showErrorDetails"] == "none"
     assert command[-2:] == ["--", str(explorer / "r")]
     assert f"http://127.0.0.1:{options['--server.port']}" in capsys.readouterr().out
+
+
+def test_explore_opens_a_folder_that_has_no_results(explorer):
+    (explorer / "r" / "sweep.nc").unlink()  # bundled models need none
+    assert main(["explore", str(explorer / "r")]) == 0
+    assert _Streamlit.started
 
 
 def test_explore_on_a_taken_port_and_with_an_app_that_fails(explorer, monkeypatch, capsys):

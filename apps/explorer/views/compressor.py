@@ -13,8 +13,10 @@ from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, screen_theme, slider, whole_number
 from apps.explorer.words import plain
+from hooks.errors import PhaselensError
 from interp.figures.base import number
 
+_FORCED = ("trained", "uniform", "static")
 _BRANCH = {"key": "keys", "value": "values"}
 
 
@@ -42,7 +44,9 @@ def page() -> None:
     with right:
         prompt = whole_number("Prompt", "prompt", 0, 99, default=0)
     followed = _follow(hooked, prompt, gates)
-    if followed is None or not followed.sizes["unit"]:
+    if followed is None:  # why is on the page
+        return
+    if not followed.sizes["unit"]:
         st.info("This model's gates cannot be followed here.")
         return
     _strip(followed)
@@ -54,11 +58,14 @@ def _geometries(hooked: Any) -> list[Any]:
 
 
 def _switches(hooked: Any, geometry: list[Any]) -> list[str]:
-    """Gates that can be asked for: cycling needs W = S in every chunked layer."""
-    found = ["trained", "uniform", "static"]
-    if all(g.window == g.stride for g in geometry) and hasattr(hooked.cfg, "replace"):
-        found += [f"cycled {shift}" for shift in range(1, geometry[0].stride)]
-    return found
+    """Gates that can be asked for; not every model has gates that can be cycled."""
+    from hooks.cycling import cycled_layers
+
+    try:
+        cycled_layers(hooked)
+    except PhaselensError:
+        return list(_FORCED)
+    return [*_FORCED, *(f"cycled {shift}" for shift in range(1, geometry[0].stride))]
 
 
 def _follow(hooked: Any, prompt: int, gates: str) -> xr.Dataset | None:

@@ -6,7 +6,7 @@ import streamlit as st
 import xarray as xr
 
 from apps.explorer.folder import audit_names, load_audit
-from apps.explorer.parts import figure, heading, table
+from apps.explorer.parts import figure, heading, sweep_summary, table
 from apps.explorer.state import choice, choices, root_folder, screen_theme, slider
 from apps.explorer.words import failed
 from hooks.errors import PhaselensError
@@ -15,7 +15,6 @@ from interp.figures.base import number
 from interp.figures.completion import completion_by_length
 from interp.published import load_published
 from interp.published.sweeps import published_sweeps
-from interp.stats import period_label
 
 
 def page() -> None:
@@ -82,10 +81,7 @@ def _audits() -> None:
 def _audit(found: xr.Dataset) -> None:
     a = found.attrs
     if {"accuracy_residue", "accuracy_residue_low"} <= set(map(str, found.data_vars)):
-        columns = st.columns(3)
-        columns[0].metric("Phase gap", f"{number(float(a.get('gap_pp', float('nan'))), 1)} pp")
-        columns[1].metric("Worst phase", str(a.get("worst_phase", "–")))
-        columns[2].metric("Period in the data", period_label({"period": 0, **a}))
+        sweep_summary(a)
         figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy")
     elif {"p_8", "p_32", "length"} <= set(map(str, found.variables)):
         drawn = completion_by_length(

@@ -9,16 +9,16 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from apps.explorer import live
-from apps.explorer.parts import chosen_report, figure, heading, table
-from apps.explorer.state import choice, screen_theme, whole_number
+from apps.explorer.parts import chosen_report, figure, heading, sweep_summary, table
+from apps.explorer.state import choice, screen_theme, switch
 from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
 from interp.figures.base import number
+from interp.figures.gate_units import gate_unit, gates_beside
 from interp.specialization import arcs_text
-from interp.stats import period_label
 
 _ACROSS = {"phase": "phases", "residue": "residues"}
+_LABEL = {"kv_head": "layer.head", "head": "layer.head", "gate_offset": "layer.offset"}
 
 
 def page() -> None:
@@ -32,7 +32,8 @@ def page() -> None:
     if chosen is None:
         return
     name, found = chosen
-    _summary(found)
+    if "sweep" in found:
+        sweep_summary(found["sweep"].attrs)
     if "knockout" not in found:
         st.info("This folder has no knockout. Add one with: `phaselens knockout MODEL -o DIR`")
     else:
@@ -40,28 +41,9 @@ def page() -> None:
         _unit(unit, found)
         _live(unit, found)
     if "sweep" in found:
-        st.header("Accuracy by residue")
+        by_query = found["sweep"].attrs.get("axis") == "query"
+        st.header(f"Accuracy by {'query phase' if by_query else 'residue'}")
         figure(accuracy_by_residue(found["sweep"], theme=screen_theme(190)), f"accuracy-{_stem(name)}")
-
-
-def _summary(found: Mapping[str, xr.Dataset]) -> None:
-    """Gap, null gap, worst phase and period."""
-    if "sweep" not in found:
-        return
-    a = found["sweep"].attrs
-    columns = st.columns(4)
-    columns[0].metric("Phase gap", f"{number(a['gap_pp'], 1)} pp", help="Best minus worst phase.")
-    columns[1].metric(
-        "Null gap",
-        f"{number(a.get('null_gap_pp', float('nan')), 1)} pp",
-        help="The gap if phases meant nothing.",
-    )
-    columns[2].metric("Worst phase", str(a["worst_phase"]))
-    columns[3].metric(
-        "Period in the data",
-        period_label({"period": 0, **a}),
-        help=f"p = {a.get('period_p', float('nan')):.3g}",
-    )
 
 
 def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
@@ -73,7 +55,8 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     with left:
         across: Any = choice("Across", "across", list(_ACROSS), names=_ACROSS)
     with right:
-        unit = choice("Unit (layer.head)", "unit", units, default=_most_telling(knockout))
+        label = _LABEL.get(str(knockout.attrs.get("unit_kind", "kv_head")), "layer")
+        unit = choice(f"Unit ({label})", "unit", units, default=_most_telling(knockout))
     drawn = effect_heatmap(
         knockout, found.get("specialization"), axis=across, theme=screen_theme(190), max_height_mm=170
     )
@@ -97,15 +80,30 @@ def _unit(unit: str, found: Mapping[str, xr.Dataset]) -> None:
     knockout, served, gates = found["knockout"], found.get("specialization"), found.get("gates")
     st.header(f"Unit {plain(unit)}")
     st.markdown(_sentence(unit, served))
-    same = gates is not None and gates.sizes["phase"] == knockout.sizes["phase"]
     left, right = st.columns([3, 2])
     with left:
-        if gates is not None and same and unit in gates["unit"].values:
-            figure(gate_profiles(gates, knockout, [unit], theme=screen_theme(110, 8.5)), f"profiles-{unit}")
+        lacking = _no_profile(unit, knockout, gates)
+        if gates is None or lacking:
+            st.info(plain(lacking))
         else:
-            st.info("This unit has no gates of its own, so there is no gate profile beside its effect.")
+            figure(gate_profiles(gates, knockout, [unit], theme=screen_theme(110, 8.5)), f"profiles-{unit}")
     with right:
         table(_by_phase(unit, knockout, served))
+
+
+def _no_profile(unit: str, knockout: xr.Dataset, gates: xr.Dataset | None) -> str:
+    """Why no gate profile can stand beside a unit's effect; "" if one can."""
+    if gates is None:
+        return "This folder has no gate profiles. Add them with: phaselens gates MODEL -o DIR"
+    if gates.sizes["phase"] != knockout.sizes["phase"]:
+        return (
+            f"The gate profiles have {gates.sizes['phase']} phases and the effects {knockout.sizes['phase']}, so "
+            "they do not stand beside each other."
+        )
+    if gates_beside(knockout, unit, [str(u) for u in gates["unit"].values]):
+        return ""
+    why = "" if knockout.attrs.get("unit_kind") == "layer" else gate_unit(knockout, unit)[1]
+    return f"No gate profile beside this effect: {why or f'layer {unit.split(chr(46))[0]} has no gates'}."
 
 
 def _sentence(unit: str, served: xr.Dataset | None) -> str:
@@ -143,82 +141,17 @@ def _by_phase(unit: str, knockout: xr.Dataset, served: xr.Dataset | None) -> lis
     return rows
 
 
-# ---- live: the model itself --------------------------------------------------------------------------------
-
-
 def _live(unit: str, found: Mapping[str, xr.Dataset]) -> None:
     """What needs the model: attention over entries for a prompt, and what takes over."""
-    with st.expander("Look into the model: its attention for one prompt, and what takes over without it"):
-        if not st.toggle("Load the model and run it here", key="look"):
-            st.caption("Runs on this computer, in this session alone.")
-            return
-        hooked = _model_of(found["knockout"].attrs)
-        if hooked is None:
-            return
-        _attention(unit, hooked)
-        _backup(unit, hooked, str(found["knockout"].attrs.get("unit_kind", "kv_head")))
-
-
-def _model_of(attrs: Mapping[str, Any]) -> Any | None:
-    """The model these results were measured on, told by its hash."""
-    name, wanted = str(attrs.get("model", "")), attrs.get("model_hash")
-    for key, shown in live.sources().items():
-        if key.endswith(f":{name}") or shown.split(" ")[0].endswith(name):
-            hooked = live.model(key)
-            if hooked.content_hash() == wanted:
-                return hooked
-    st.info(
-        f"The weights these results were measured on ({plain(name)}) are neither bundled nor in this folder. Put the "
-        "model's folder beside the results, or make the report again."
-    )
-    return None
-
-
-def _attention(unit: str, hooked: Any) -> None:
-    from interp.figures.prompt_views import attention_over_entries
-    from interp.follow import follow, shifted
-
-    prompt = whole_number("Prompt", "prompt", 0, 99, default=0)
-    followed = live.run("follow", hooked, {"prompt": prompt}, lambda: follow(hooked, prompt=prompt))
-    if followed is None:
+    st.header("Inside the model")
+    if not switch(
+        "Load the model: its attention for one prompt, and what takes over without the unit", "look"
+    ):
+        st.caption("Runs on this computer, in this session alone.")
         return
-    if unit not in followed["unit"].values:
-        st.caption("This unit has no compressor of its own: it reads entries another layer stores, or none.")
-        return
-    drawn = attention_over_entries(followed, unit, residue=shifted(followed, 0), theme=screen_theme(190))
-    figure(drawn, f"attention-{unit}")
+    from apps.explorer.views.head_live import look_inside
 
-
-def _backup(unit: str, hooked: Any, kind: str) -> None:
-    from interp.backup import takes_over
-    from interp.figures.cell_map import cell_map
-
-    arguments = {"gone": unit, "unit": kind}
-    pressed = st.button("Measure what takes over when it is gone", key="backup")
-    found = live.kept("what takes over", hooked, arguments)
-    if found is None and not pressed:
-        return
-    found = live.run(
-        "what takes over", hooked, arguments, lambda: takes_over(hooked, gone=unit, unit=kind, progress=False),
-        stop=True,
-    )  # fmt: skip
-    if found is None:
-        return
-    values = found["takes_over"].values
-    sure = {(int(r), int(c)) for r, c in zip(*np.nonzero(found["takes_over_p"].values < 0.05), strict=True)}
-    rows = [str(u) for u in found["unit"].values]
-    best = np.unravel_index(int(np.nanargmax(values)), values.shape)
-    drawn = cell_map(
-        values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
-        y_title="other unit", value_name="takes over (nats)", limit=max(0.1, float(np.nanmax(np.abs(values)))),
-        outlined=sure, theme=screen_theme(150),
-        alt=f"Most is taken over by {rows[best[0]]} at phase {best[1]}: {values[best]:.2f} nats.",
-        caption=(
-            f"How much more each other unit is worth once {unit} is gone: mean log-probability (nats) its "
-            "removal costs then, minus what it costs now. Outlined: family-wise p < 0.05."
-        ),
-    )  # fmt: skip
-    figure(drawn, f"takes-over-{unit}")
+    look_inside(unit, found["knockout"])
 
 
 def _stem(name: str) -> str:

@@ -10,12 +10,11 @@ import xarray as xr
 
 from apps.explorer import live
 from apps.explorer.folder import report_names
-from apps.explorer.parts import figure, heading, report, table
+from apps.explorer.parts import figure, heading, period_told, report, table
 from apps.explorer.state import choices, root_folder, screen_theme
 from interp.figures import accuracy_by_residue
 from interp.published import load_published
 from interp.published.sweeps import published_sweeps
-from interp.stats import period_label
 
 LIVE_PER_RESIDUE = 12
 
@@ -34,9 +33,19 @@ def page() -> None:
     sweeps = {options[key]: sweep for key in chosen if (sweep := _sweep(key)) is not None}
     if not chosen:
         st.info("Choose at least one model in the list above.")
-    if sweeps:
-        figure(accuracy_by_residue(sweeps, theme=screen_theme(190), height_mm=80), "accuracy-of-models")
-        table([_row(name, sweep) for name, sweep in sweeps.items()])
+    by_query = {name: sweep for name, sweep in sweeps.items() if sweep.attrs.get("axis") == "query"}
+    for phase, part in (
+        ("phase", {name: sweep for name, sweep in sweeps.items() if name not in by_query}),
+        ("query phase", by_query),
+    ):
+        if part:  # the phase of the target and that of the query are two axes, never drawn as one
+            if by_query:
+                st.subheader(
+                    f"By {phase} of the target" if phase == "phase" else f"By {phase}, (q + 1) mod S"
+                )
+            drawn = accuracy_by_residue(part, theme=screen_theme(190), height_mm=80)
+            figure(drawn, f"accuracy-of-models{'' if phase == 'phase' else '-by-query-phase'}")
+            table([_row(name, sweep, phase) for name, sweep in part.items()])
     _zoo()
     _published()
 
@@ -66,16 +75,16 @@ def _sweep(key: str) -> xr.Dataset | None:
     return live.run(f"sweep of {name}", hooked, arguments, work, stop=True)
 
 
-def _row(name: str, sweep: xr.Dataset) -> dict[str, Any]:
+def _row(name: str, sweep: xr.Dataset, phase: str = "phase") -> dict[str, Any]:
     a = sweep.attrs
     return {
         "model": name,
         "mean (%)": 100 * float(sweep["accuracy_residue"].mean()),
-        "worst phase": str(a["worst_phase"]),
+        f"worst {phase}": str(a["worst_phase"]),
         "at it (%)": 100 * float(sweep["accuracy"].min()),
         "gap (pp)": float(a["gap_pp"]),
         "null gap (pp)": float(a.get("null_gap_pp", np.nan)),
-        "period": period_label(a) if "period" in a else "–",
+        "period": period_told(a),
         "prompts a residue": str(a.get("n_per_residue", "–")),
     }
 

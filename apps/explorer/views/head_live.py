@@ -1,0 +1,177 @@
+"""One unit in the model its results were measured on: attention for a prompt, and what takes over without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import streamlit as st
+import xarray as xr
+
+from apps.explorer import live
+from apps.explorer.parts import figure
+from apps.explorer.state import screen_theme, whole_number
+from apps.explorer.words import plain
+from hooks.errors import PhaselensError
+
+__all__ = ["look_inside"]
+
+PER_RESIDUE = 8
+_PADDING = {"in_sequence": "in-sequence padding", "prefix": "prefix padding"}
+_REPLACED = {
+    "mean": "replaced by its mean",
+    "zero": "replaced by zero",
+    "phase_mean": "replaced by its mean at the same phase",
+    "resample": "replaced by its value in another prompt",
+    "masked": "masked",
+}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The model of a result, and the settings that the result was measured with."""
+
+    model: Any
+    task: Any
+    seed: int
+    kind: str
+    replace: str
+
+
+def look_inside(unit: str, knockout: xr.Dataset) -> None:
+    """Draw both, with the settings of the report; say on the page why one cannot be run."""
+    try:
+        run = _same_settings(knockout.attrs)
+    except PhaselensError as error:
+        st.info(plain(f"{error}."))
+        return
+    _attention(unit, knockout, run)
+    _takes_over(unit, knockout.attrs, run)
+
+
+def _same_settings(attrs: Mapping[str, Any]) -> _Run:
+    """Find what these results were measured on and how; never another model or other prompts in their place."""
+    if changed := attrs.get("altered"):
+        raise PhaselensError(
+            f"These results were measured on a changed model ({changed}), which is not run here"
+        )
+    model = _model_of(attrs)
+    task = _task_of(attrs, model)
+    seed = attrs.get("seed", 0)
+    if not 0 <= seed < 2**63 or seed != int(seed):
+        raise PhaselensError(f"These results have seed {seed}, with which nothing is run here")
+    replace = str(attrs.get("replace", "mean"))
+    if replace not in _REPLACED:
+        raise PhaselensError(f"These results have units replaced by {replace!r}, which is not known here")
+    return _Run(model, task, int(seed), str(attrs.get("unit_kind", "kv_head")), replace)
+
+
+def _model_of(attrs: Mapping[str, Any]) -> Any:
+    """The model, told by the hash of its weights among those of the same name."""
+    name, wanted = str(attrs.get("model", "")), attrs.get("model_hash")
+    for key in live.sources():
+        if key.partition(":")[2].rpartition("/")[2] == name:
+            found = live.model(key)
+            if found.content_hash() == wanted:
+                return found
+    raise PhaselensError(
+        f"The weights these results were measured on ({name}) are neither bundled nor in this folder. Put the "
+        "model's folder beside the results, or make the report again"
+    )
+
+
+def _task_of(attrs: Mapping[str, Any], model: Any) -> Any:
+    """The model's own recall task, if that is what the results say they were measured on."""
+    from interp.tasks import RecallTask
+    from interp.tasks.recall import Padding
+
+    tasks = [RecallTask.for_model(model, padding=padding) for padding in get_args(Padding)]
+    stored = str(attrs.get("task", ""))
+    for task in tasks:
+        if not stored or json.dumps(task.describe(), sort_keys=True) == stored:
+            return task
+    raise PhaselensError(
+        "These results were measured on other prompts than the model's own recall task, and only that is run here"
+    )
+
+
+def _attention(unit: str, knockout: xr.Dataset, run: _Run) -> None:
+    from interp.figures.gate_units import gate_unit, gates_beside
+    from interp.figures.prompt_views import attention_over_entries
+    from interp.follow import follow, shifted
+
+    prompt = whole_number("Prompt", "prompt", 0, 99, default=0)
+    followed = live.run(
+        "follow", run.model, {"prompt": prompt, "padding": run.task.padding, "seed": run.seed},
+        lambda: follow(run.model, run.task, prompt=prompt, seed=run.seed),
+    )  # fmt: skip
+    if followed is None:
+        return
+    known = knockout.assign_attrs(heads_per_kv=followed.attrs["heads_per_kv"])
+    readers = gates_beside(known, unit, [str(u) for u in followed["unit"].values])
+    if not readers:
+        why = "" if run.kind in ("kv_head", "layer") else gate_unit(known, unit)[1]
+        st.caption(
+            plain(
+                f"No attention over entries to show: {why or 'its layer reads what another one stores, or none'}."
+            )
+        )
+    for reader in readers:
+        drawn = attention_over_entries(
+            followed, reader, residue=shifted(followed, 0), theme=screen_theme(190)
+        )
+        figure(drawn, f"attention-{reader}")
+
+
+def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
+    at: Literal["final", "all"] = "all" if attrs.get("at") == "all" else "final"
+    if "+" in unit or at == "all":
+        why = "sets of units" if "+" in unit else "units that are removed at every position"
+        st.caption(f"What takes over is not measured for {why}.")
+        return
+    arguments = {
+        "gone": unit, "unit": run.kind, "replace": run.replace, "padding": run.task.padding, "seed": run.seed,
+    }  # fmt: skip
+    pressed = st.button("Measure what takes over when it is gone", key="backup")
+    found = live.kept("what takes over", run.model, arguments)
+    if found is None and not pressed:
+        return
+
+    def work() -> xr.Dataset:
+        from interp.backup import takes_over
+
+        replace: Any = "mean" if run.replace == "masked" else run.replace  # nothing is written where it masks
+        return takes_over(
+            run.model, run.task, gone=unit, unit=run.kind, replace=replace, n=PER_RESIDUE * run.task.modulus,
+            seed=run.seed, progress=False,
+        )  # fmt: skip
+
+    found = live.run("what takes over", run.model, arguments, work, stop=True)
+    if found is not None:
+        _draw(unit, found, run)
+
+
+def _draw(unit: str, found: xr.Dataset, run: _Run) -> None:
+    from interp.figures.cell_map import cell_map
+
+    values = found["takes_over"].values
+    sure = {(int(r), int(c)) for r, c in zip(*np.nonzero(found["takes_over_p"].values < 0.05), strict=True)}
+    rows = [str(u) for u in found["unit"].values]
+    best = np.unravel_index(int(np.nanargmax(values)), values.shape)
+    where = "" if run.replace == "masked" else " at the final position"
+    drawn = cell_map(
+        values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
+        y_title="other unit", value_name="takes over (nats)", limit=max(0.1, float(np.nanmax(np.abs(values)))),
+        outlined=sure, theme=screen_theme(150),
+        alt=f"Most is taken over by {rows[best[0]]} at phase {best[1]}: {values[best]:.2f} nats.",
+        caption=(
+            f"How much more each other unit is worth once {unit} is gone: mean log-probability (nats) its "
+            "removal costs then, minus what it costs now. Outlined: family-wise p < 0.05. As in the report, a "
+            f"unit is {_REPLACED[run.replace]}{where}, prompts have seed {run.seed} and "
+            f"{_PADDING[run.task.padding]}; {PER_RESIDUE} of them a residue."
+        ),
+    )  # fmt: skip
+    figure(drawn, f"takes-over-{unit}")
