@@ -10,22 +10,12 @@ from typing import Any
 
 import xarray as xr
 
+from apps.explorer.checks import PARTS, check_audit, check_report
 from hooks.errors import CheckpointError, did_you_mean
 from interp import results
 
 __all__ = ["audit_names", "load_audit", "load_report", "model_folder", "model_names", "report_names", "stamp"]
 
-PARTS = ("sweep", "knockout", "specialization", "gates", "cycling", "patch")
-# What a page reads of each; a file of another kind under the same name is told by what it lacks.
-_VARIABLES = {
-    "sweep": ("accuracy", "accuracy_low", "accuracy_high", "accuracy_residue"),
-    "knockout": ("effect", "unit", "phase"),
-    "specialization": ("serves", "selectivity", "p_effect", "p_selective"),
-    "gates": ("profile_key", "profile_value", "static_key", "per_window_key", "unit", "phase"),
-    "cycling": (),
-    "patch": ("effect_logprob", "effect_logprob_p", "unit", "phase"),
-}
-_ATTRIBUTES = {"sweep": ("gap_pp", "worst_phase", "stride"), "knockout": ("stride",)}
 MAX_BYTES = 1 << 28
 MAX_HEADER = 1 << 22
 MAX_TENSORS = 1 << 13
@@ -73,7 +63,7 @@ def load_report(root: Path, name: str) -> dict[str, xr.Dataset]:
     Raises
     ------
     CheckpointError
-        If there is no such report under `root`.
+        If there is no such report under `root`, or a file holds something else than its name says.
     ResultsError
         If a file is damaged, foreign or too large.
     """
@@ -83,17 +73,16 @@ def load_report(root: Path, name: str) -> dict[str, xr.Dataset]:
         for part in PARTS
         if (path := folder / f"{part}.nc").is_file() and _inside(path, root.resolve())
     }
-    for part, dataset in found.items():
-        there = {*map(str, dataset.variables), *map(str, dataset.attrs)}
-        lacking = [n for n in (*_VARIABLES[part], *_ATTRIBUTES.get(part, ())) if n not in there]
-        if lacking:
-            raise CheckpointError(f"{part}.nc of report {name!r} is no {part}: it has no {lacking[0]!r}")
+    check_report(found, name)
     return found
 
 
 def load_audit(root: Path, name: str) -> xr.Dataset:
     """Load one of :func:`audit_names`; errors as :func:`load_report`."""
-    return results.load(f"{_chosen(root, name, audit_names(root), 'audit result')}.nc", max_bytes=MAX_BYTES)
+    path = _chosen(root, name, audit_names(root), "audit result")
+    found = results.load(f"{path}.nc", max_bytes=MAX_BYTES)
+    check_audit(found, name)
+    return found
 
 
 def model_folder(root: Path, name: str) -> Path:

@@ -16,6 +16,7 @@ import streamlit as st
 
 from apps.explorer.folder import model_folder, model_names
 from apps.explorer.state import choice, root_folder
+from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 
 __all__ = ["chosen_model", "kept", "model", "run", "sources"]
@@ -45,7 +46,7 @@ def chosen_model(label: str = "Model", default: str = "zoo:w8s8-2kv") -> tuple[s
     try:
         return key, model(key)
     except PhaselensError as error:
-        st.error(f"{error}. Choose another model, or save this one again.")
+        failed(error, "Choose another model, or save this one again.")
         return None
 
 
@@ -62,7 +63,7 @@ def model(key: str) -> Any:
         kind, _, name = key.partition(":")
         if key not in sources():
             raise PhaselensError(f"no model {key!r} here")
-        with st.spinner(f"Loading {name}"):
+        with st.spinner(f"Loading {plain(name)}"):
             import hooks
 
             loaded[key] = hooks.load(name if kind == "zoo" else model_folder(root_folder(), name))
@@ -115,14 +116,14 @@ def run(
         """Count a pass; writing to the page is also where Streamlit ends a run that was stopped."""
         nonlocal passes
         passes += 1
-        line.caption(f"Running {what}: {passes} passes, {time.monotonic() - started:.0f} s")
+        line.caption(f"Running {plain(what)}: {passes} passes, {time.monotonic() - started:.0f} s")
 
     counter = hooked.register_forward_pre_hook(tick)
     try:
-        line.caption(f"Running {what} …")
+        line.caption(f"Running {plain(what)} …")
         store[key] = work()
     except PhaselensError as error:
-        st.error(f"{what}: {error}")
+        failed(f"{what}: {error}")
         return None
     finally:
         counter.remove()

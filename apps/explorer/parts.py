@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import xarray as xr
 from apps.explorer.folder import load_report, report_names, stamp
 from apps.explorer.legend import legend
 from apps.explorer.state import choice, root_folder
+from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 from interp.figures.base import number
 from interp.figures.browser import RENDERED, browser_path, render
@@ -35,7 +36,7 @@ def shown(name: str) -> None:
     try:
         importlib.import_module(f"apps.explorer.views.{name}").page()
     except PhaselensError as error:
-        st.error(f"{error}. Choose something else above, or make the results again.")
+        failed(error, "Choose something else above, or make the results again.")
 
 
 def heading(title: str, lead: str) -> None:
@@ -49,13 +50,25 @@ def alt_text(drawn: go.Figure) -> str:
     return str((drawn.layout.meta or {}).get("alt", ""))
 
 
-def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
-    """Show a chart with its caption, its description in words, and its files; return the selection."""
-    more: dict[str, Any] = {"on_select": "rerun", "selection_mode": "points"} if select else {}
+def figure(drawn: go.Figure, name: str, *, on_click: Callable[[Sequence[Any]], None] | None = None) -> None:
+    """Show a chart with its caption, its description in words, and its files.
+
+    Parameters
+    ----------
+    drawn : Figure
+        Of a builder in :mod:`interp.figures`.
+    name : str
+        Of its files, and of the chart on the page.
+    on_click : function, optional
+        Called with the ``customdata`` of a point that is clicked, before the page is drawn again.
+    """
+    more: dict[str, Any] = {}
+    if on_click is not None:
+        more = {"on_select": partial(_clicked, f"chart-{name}", on_click), "selection_mode": "points"}
     if drawn.layout.showlegend:
         st.html(legend(drawn))
     with st.container(key=f"{'dense' if _dense(drawn) else 'plain'}-{name}"):
-        event = st.plotly_chart(
+        st.plotly_chart(
             _on_screen(drawn),
             key=f"chart-{name}",
             theme=None,
@@ -63,11 +76,20 @@ def figure(drawn: go.Figure, name: str, *, select: bool = False) -> Any:
             alt=alt_text(drawn) or name,
             **more,
         )
-    st.caption(" ".join([str((drawn.layout.meta or {}).get("caption", "")), _key(drawn)]).strip())
-    with st.expander(f"{name.replace('-', ' ').capitalize()}: in words, and as files"):
-        st.write(alt_text(drawn))
+    st.caption(plain(" ".join([str((drawn.layout.meta or {}).get("caption", "")), _key(drawn)])))
+    with st.expander(f"{plain(name.replace('-', ' ')).capitalize()}: in words, and as files"):
+        st.markdown(plain(alt_text(drawn)))
         _files(drawn, name)
-    return event
+
+
+def _clicked(chart: str, on_click: Callable[[Sequence[Any]], None]) -> None:
+    """Pass a click on; one on the cell that is selected already takes its selection away, but is a click too."""
+    last: dict[str, Sequence[Any] | None] = st.session_state.setdefault("last clicks", {})
+    points = st.session_state[chart]["selection"]["points"]
+    if points:
+        last[chart] = points[0].get("customdata")
+    if cell := last.get(chart):
+        on_click(cell)
 
 
 def _dense(drawn: go.Figure) -> bool:
@@ -130,7 +152,7 @@ def _on_screen(drawn: go.Figure) -> go.Figure:
 def table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Show rows as a real table, which screen readers walk through; numbers with one digit."""
     shown = [
-        {name: number(v, 1) if isinstance(v, float) else str(v) for name, v in row.items()} for row in rows
+        {name: number(v, 1) if isinstance(v, float) else plain(v) for name, v in row.items()} for row in rows
     ]
     if shown:
         st.table(pd.DataFrame(shown).set_index(next(iter(shown[0]))))
@@ -162,7 +184,7 @@ def report(name: str) -> dict[str, xr.Dataset] | None:
     try:
         return _load(str(root.resolve()), name, stamp(root, name))
     except PhaselensError as error:
-        st.error(f"{error}. Remove the file, or make the report again.")
+        failed(error, "Remove the file, or make the report again.")
         return None
 
 

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import streamlit as st
 
 from interp.figures import Theme
 
-__all__ = ["choice", "choices", "root_folder", "screen_theme", "slider", "switch", "whole_number"]
+__all__ = ["choice", "choices", "root_folder", "screen_theme", "slider", "switch", "tabs", "whole_number"]
 
 SCREEN_FONT_PT = 9.5
 
@@ -47,17 +48,25 @@ def choices(
     label: str, key: str, options: Sequence[str], *, default: Sequence[str], help: str | None = None,
     names: dict[str, str] | None = None,
 ) -> list[str]:  # fmt: skip
-    """A list to choose several of `options` from; what is no option any more is dropped."""
+    """A list to choose several of `options` from; what is no option any more is dropped.
+
+    In the address commas separate them, and commas within one are written %2C; an empty value is an empty choice.
+    """
 
     def decode(text: str) -> list[str] | None:
-        return [one for one in text.split(",") if one in options] or None
+        found = [one for part in text.split(",") if (one := unquote(part)) in options]
+        return found or (None if text else [])
 
-    _restore(key, decode, ",".join, [one for one in default if one in options])
+    _restore(key, decode, _joined, [one for one in default if one in options])
     chosen = st.multiselect(
         label, options, key=key, help=help, format_func=lambda option: str((names or {}).get(option, option))
     )
-    _keep(key, ",".join(chosen))
+    _keep(key, _joined(chosen))
     return list(chosen)
+
+
+def _joined(chosen: Sequence[str]) -> str:
+    return ",".join(one.replace("%", "%25").replace(",", "%2C") for one in chosen)
 
 
 def slider(label: str, key: str, low: int, high: int, *, default: int, help: str | None = None) -> int:
@@ -76,9 +85,17 @@ def whole_number(label: str, key: str, low: int, high: int, *, default: int, hel
 
 
 def switch(label: str, key: str, *, help: str | None = None) -> bool:
-    """A check box that starts off."""
+    """A switch that starts off."""
     _restore(key, lambda text: {"1": True, "0": False}.get(text), lambda on: str(int(on)), False)
-    return _keep(key, str(int(st.checkbox(label, key=key, help=help)))) == "1"
+    return _keep(key, str(int(st.toggle(label, key=key, help=help)))) == "1"
+
+
+def tabs(key: str, names: Sequence[str]) -> Sequence[Any]:
+    """Containers behind tabs, one a name, the first one open."""
+    _restore(key, lambda text: text if text in names else None, str, names[0])
+    made = st.tabs(names, key=key, on_change="rerun")
+    _keep(key, str(st.session_state[key]))
+    return made
 
 
 def _whole(low: int, high: int) -> Callable[[str], int | None]:

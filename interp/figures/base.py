@@ -108,7 +108,7 @@ def unit_order(labels: Sequence[str]) -> list[int]:
 
     def key(i: int) -> tuple[list[int], str]:
         parts = str(labels[i]).split(".")
-        return ([int(p) for p in parts] if all(p.isdigit() for p in parts) else [2**31], str(labels[i]))
+        return ([int(p) for p in parts] if all(p.isdecimal() for p in parts) else [2**31], str(labels[i]))
 
     return sorted(range(len(labels)), key=key)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import xarray as xr
 from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, screen_theme, slider, whole_number
+from apps.explorer.words import plain
 from interp.figures.base import number
 
 _BRANCH = {"key": "keys", "value": "values"}
@@ -30,7 +32,7 @@ def page() -> None:
     geometry = _geometries(hooked)
     if not geometry:
         st.info(
-            f"{hooked.name} has full attention in every layer: there is no compressor to look into. Choose another "
+            f"{plain(hooked.name)} has full attention in every layer: there is no compressor to look into. Choose another "
             "model above."
         )
         return
@@ -98,18 +100,23 @@ def _strip(followed: xr.Dataset) -> None:
     weight = float(at[f"target_{branch}"].sel(unit=unit))
     columns[2].metric(f"{branch.capitalize()} gate weight", number(weight, 2))
     columns[3].metric("Answer", f"{'right' if right else 'wrong'}, p = {number(float(at['probability']), 2)}")
-    key = f"windows-{unit}-{branch}"
-    token = _token(followed, residue, target, f"chart-{key}")
+    token = _token(followed, residue, target)
     drawn = token_windows(
         followed, unit, residue=residue, branch=branch, token=token, theme=screen_theme(190)
     )
-    figure(drawn, key, select=True)
+    figure(drawn, f"windows-{unit}-{branch}", on_click=_go_to)
     st.subheader(f"Token {token}: from gate to entry")
     table(_path(at.sel(unit=unit), token))
     figure(target_by_shift(followed, unit, chosen=shift, theme=screen_theme(190)), f"shift-{unit}")
 
 
-def _token(followed: xr.Dataset, residue: int, target: int, chart: str) -> int:
+def _go_to(cell: Sequence[Any]) -> None:
+    """Put the position of a clicked token into the field; cells before the first token have none."""
+    if cell[3] is not None:
+        st.session_state["token"] = int(cell[3])
+
+
+def _token(followed: xr.Dataset, residue: int, target: int) -> int:
     """The position that is followed: clicked in the strip, or typed; the target at first, and after a shift."""
     st.session_state.setdefault("token-of", residue)
     if st.session_state["token-of"] != residue:
@@ -118,11 +125,6 @@ def _token(followed: xr.Dataset, residue: int, target: int, chart: str) -> int:
         st.session_state.get("kept", {}).pop("token", None)
         if "token" in st.query_params:
             del st.query_params["token"]
-    points = (st.session_state.get(chart) or {}).get("selection", {}).get("points", [])
-    clicked = points[0]["customdata"][3] if points and points[0].get("customdata") else None
-    if clicked is not None and (residue, clicked) != st.session_state.get("clicked-token"):
-        st.session_state["clicked-token"] = (residue, clicked)
-        st.session_state["token"] = int(clicked)
     words = followed["word"].sel(residue=residue).values
     return whole_number(
         "Token to follow (position)", "token", 0, len(words) - 1, default=target,

@@ -8,6 +8,7 @@ import xarray as xr
 from apps.explorer.folder import audit_names, load_audit
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, choices, root_folder, screen_theme, slider
+from apps.explorer.words import failed
 from hooks.errors import PhaselensError
 from interp.figures import accuracy_by_residue
 from interp.figures.base import number
@@ -72,7 +73,7 @@ def _audits() -> None:
     try:
         found = load_audit(root, name)
     except PhaselensError as error:
-        st.error(f"{error}. Remove the file, or make the audit again.")
+        failed(error, "Remove the file, or make the audit again.")
         return
     _audit(found)
 

@@ -11,6 +11,7 @@ import streamlit as st
 
 from apps.explorer.parts import CONFIG, alt_text, chosen_report, heading
 from apps.explorer.state import choice, choices, slider, switch, whole_number
+from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 from interp.figures.paper import PANELS, Look, available, command, paper_figure
 from interp.figures.theme import COLOURS
@@ -52,7 +53,7 @@ def page() -> None:
     try:
         drawn = paper_figure(found, panels, look)
     except PhaselensError as error:
-        st.error(f"{error}.")
+        failed(error)
         return
     st.subheader("Preview")
     width = int(drawn.layout.width)
@@ -66,7 +67,7 @@ def page() -> None:
             alt=alt_text(drawn),
             width=int(drawn.layout.width),
         )
-    st.caption(str(drawn.layout.meta["caption"]))
+    st.caption(plain(drawn.layout.meta["caption"]))
     _files(drawn, name, panels, look)
 
 
@@ -100,7 +101,7 @@ def _files(drawn: go.Figure, name: str, panels: list[str], look: Look) -> None:
         with st.spinner(f"Rendering {suffix.upper()}"):
             content, notice = _render(drawn, suffix)
         if content is None:
-            st.error(notice)
+            failed(notice)
             return
         made.clear()
         made[key] = content
@@ -122,6 +123,6 @@ def _render(drawn: go.Figure, suffix: str) -> tuple[bytes | None, str]:
         try:
             done = export(drawn, stem, [suffix])
         except PhaselensError as error:
-            return None, f"{error}."
+            return None, str(error)
         path = stem.with_suffix(f".{suffix}")
         return (path.read_bytes(), "") if path.is_file() else (None, done.notice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import xarray as xr
 from apps.explorer import live
 from apps.explorer.parts import chosen_report, figure, heading, table
 from apps.explorer.state import choice, screen_theme, whole_number
+from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
 from interp.figures.base import number
 from interp.specialization import arcs_text
@@ -39,7 +40,7 @@ def page() -> None:
         _live(unit, found)
     if "sweep" in found:
         st.header("Accuracy by residue")
-        figure(accuracy_by_residue(found["sweep"], theme=screen_theme(190)), f"accuracy-{_plain(name)}")
+        figure(accuracy_by_residue(found["sweep"], theme=screen_theme(190)), f"accuracy-{_stem(name)}")
 
 
 def _summary(found: Mapping[str, xr.Dataset]) -> None:
@@ -71,25 +72,19 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     left, right = st.columns(2)
     with left:
         across: Any = choice("Across", "across", list(_ACROSS), names=_ACROSS)
-    # The list is drawn first but a click must be able to set it, so the chart's selection is read ahead.
-    key = f"heatmap-{across}"
-    clicked = _clicked(st.session_state.get(f"chart-{key}"))
-    if clicked in units and clicked != st.session_state.get("clicked"):
-        st.session_state["clicked"] = st.session_state["unit"] = clicked
     with right:
         unit = choice("Unit (layer.head)", "unit", units, default=_most_telling(knockout))
     drawn = effect_heatmap(
         knockout, found.get("specialization"), axis=across, theme=screen_theme(190), max_height_mm=170
     )
     drawn.update_yaxes(title_text="unit", selector={"side": None})
-    figure(drawn, key, select=True)
+    figure(drawn, f"heatmap-{across}", on_click=_open)
     return unit
 
 
-def _clicked(event: Any) -> str | None:
-    """The unit of the selected cell, if any."""
-    points = event.get("selection", {}).get("points", []) if event else []
-    return str(points[0]["customdata"][0]) if points and points[0].get("customdata") else None
+def _open(cell: Sequence[Any]) -> None:
+    """Choose the unit of a clicked cell in the list."""
+    st.session_state["unit"] = str(cell[0])
 
 
 def _most_telling(knockout: xr.Dataset) -> str:
@@ -100,7 +95,7 @@ def _most_telling(knockout: xr.Dataset) -> str:
 def _unit(unit: str, found: Mapping[str, xr.Dataset]) -> None:
     """One unit: what it serves in words, its profiles, and its numbers by phase."""
     knockout, served, gates = found["knockout"], found.get("specialization"), found.get("gates")
-    st.header(f"Unit {unit}")
+    st.header(f"Unit {plain(unit)}")
     st.markdown(_sentence(unit, served))
     same = gates is not None and gates.sizes["phase"] == knockout.sizes["phase"]
     left, right = st.columns([3, 2])
@@ -118,7 +113,7 @@ def _sentence(unit: str, served: xr.Dataset | None) -> str:
         return "Whether it serves a phase was not tested: this folder has no specialization.nc."
     row = served.sel(unit=unit)
     selectivity = float(row["selectivity"])
-    words = f"**{unit} serves phases: {arcs_text(row['serves'].values.astype(bool))}.**"
+    words = f"**{plain(unit)} serves phases: {arcs_text(row['serves'].values.astype(bool))}.**"
     if selectivity == selectivity:
         words += f" Selectivity {selectivity:.2f} (0: all phases alike, 1: one alone)."
     return words + f" Test of selectivity: p = {float(row['p_selective']):.3g}."
@@ -173,7 +168,7 @@ def _model_of(attrs: Mapping[str, Any]) -> Any | None:
             if hooked.content_hash() == wanted:
                 return hooked
     st.info(
-        f"The weights these results were measured on ({name}) are neither bundled nor in this folder. Put the "
+        f"The weights these results were measured on ({plain(name)}) are neither bundled nor in this folder. Put the "
         "model's folder beside the results, or make the report again."
     )
     return None
@@ -226,5 +221,5 @@ def _backup(unit: str, hooked: Any, kind: str) -> None:
     figure(drawn, f"takes-over-{unit}")
 
 
-def _plain(name: str) -> str:
+def _stem(name: str) -> str:
     return "report" if name == "." else name.replace("/", "-")

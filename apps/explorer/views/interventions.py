@@ -9,7 +9,7 @@ import xarray as xr
 
 from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
-from apps.explorer.state import choice, choices, screen_theme, slider, whole_number
+from apps.explorer.state import choice, choices, screen_theme, slider, tabs, whole_number
 from interp.figures.base import number
 from interp.figures.patch_maps import patch_by_phase, patch_by_place
 
@@ -44,7 +44,7 @@ def page() -> None:
     with right:
         blocks = slider("Prompts a residue", "n", 2, 32, default=6, help="More prompts, narrower intervals.")
     labels = _labels(hooked, kind)
-    remove, patching, direct = st.tabs(["Remove", "Patch", "Direct and total"])
+    remove, patching, direct = tabs("tab", ["Remove", "Patch", "Direct and total"])
     with remove:
         _remove(hooked, kind, labels, blocks)
     with patching:
