@@ -55,9 +55,7 @@ _DIMS = {
 _AUDIT_DIMS = {"residue": _DIMS["sweep"]["residue"], "length": "p_8 p_32"}
 
 _WHOLE = "stride modulus period worst_phase n_per_residue window placebo n n_inner".split()
-_NUMBERS = (
-    "gap_pp gap_pp_low gap_pp_high gap_residue_pp null_gap_pp target_gap_pp period_p min_loss seed shift".split()
-)
+_NUMBERS = "gap_pp gap_pp_low gap_pp_high gap_residue_pp null_gap_pp target_gap_pp period_p min_loss seed shift".split()
 _TEXTS = "model model_hash task unit_kind replace at axis".split()
 _MAX_WHOLE = 1 << 20
 _MAX_CELLS = 1 << 15
