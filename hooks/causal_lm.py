@@ -5,7 +5,6 @@ Only safetensors and JSON are read, and no code that comes with a model is run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from hooks.errors import CheckpointError, ConfigError, ModelCheckError, PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
+from hooks.hf_config import config_strides, read_config, setting
 from hooks.identity import hash_model
 from hooks.running import as_tokens
 
@@ -64,53 +64,6 @@ def fetch(dir_or_id: str | Path, *, revision: str | None = None, weights: bool =
         raise CheckpointError(
             f"{str(dir_or_id)!r} is not a folder, and the hub does not give it: {reason}"
         ) from error
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """Read ``config.json`` of a model folder.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing or not a JSON object.
-    """
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{str(folder)!r} holds no config.json, so it is no model folder") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{str(path)!r} is not a JSON object")
-    return config
-
-
-def config_strides(config: dict[str, Any]) -> tuple[int, ...]:
-    """Distinct strides above 1 that a Hugging Face config states, ascending; empty without compression.
-
-    Understood are ``compress_ratios`` (one number a layer, 0 or 1 where nothing is pooled) and
-    ``compress_rates`` (by layer kind, counted where ``layer_types`` uses it).
-
-    Raises
-    ------
-    ConfigError
-        If they are not whole numbers.
-    """
-    config = config.get("text_config") or config
-    found = list(config.get("compress_ratios") or [])
-    rates = config.get("compress_rates") or {}
-    legacy = {
-        "compressed_sparse_attention": config.get("compress_rate_csa"),
-        "heavily_compressed_attention": config.get("compress_rate_hca"),
-    }
-    if isinstance(rates, dict):
-        used = config.get("layer_types") or list(rates) or list(legacy)
-        found += [rate for kind in used if (rate := rates.get(kind) or legacy.get(kind))]
-    wrong = [rate for rate in found if isinstance(rate, bool) or not isinstance(rate, int) or rate < 0]
-    if wrong:
-        raise ConfigError(f"compression rate {wrong[0]!r} in config.json is not a whole number")
-    return tuple(sorted({rate for rate in found if rate > 1}))
 
 
 # --------------------------------------------------------------------------- the adapter
@@ -352,7 +305,7 @@ def load_causal_lm(
 def _load_reason(name: str, described: dict[str, Any], error: Exception) -> str:
     from transformers import CONFIG_MAPPING
 
-    kind = described.get("model_type")
+    kind = setting(described, "model_type")
     if kind not in CONFIG_MAPPING:
         own = ", and code that comes with a model is not run" if "auto_map" in described else ""
         return (

@@ -292,8 +292,10 @@ class ModelConfig:
         Raises
         ------
         ConfigError
-            For an unknown or missing key, by name.
+            For an unknown or missing key, by name, or if the values are no mapping.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"configuration {values!r} is not understood; valid: an object of fields")
         fields = {field.name: field for field in dataclasses.fields(cls)}
         unknown = [key for key in values if key not in fields]
         if unknown:

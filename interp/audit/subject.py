@@ -85,8 +85,9 @@ def open_subject(
     """
     if not isinstance(model, str | Path):
         return _in_memory(model, tokenizer)
-    from hooks.causal_lm import config_strides, fetch, read_config
+    from hooks.causal_lm import fetch
     from hooks.checkpoint import zoo, zoo_path
+    from hooks.hf_config import config_strides, read_config, setting, text_settings
 
     if "/" not in str(model) and not Path(model).exists() and str(model) not in zoo():
         raise CheckpointError(
@@ -101,29 +102,24 @@ def open_subject(
         if tokenizer is not None:
             raise TaskError(f"{name!r} is a phaselens model and reads token ids, no text; give no tokenizer")
         return _own(folder, config, device)
-    strides = config_strides(config)
-    text = config.get("text_config") or config
+    # Before the tokenizer, whose library reads the config too and says less.
+    stated: dict[str, Any] = {
+        "kind": setting(config, "model_type") or "unknown",
+        "strides": config_strides(config),
+        "max_positions": setting(text_settings(config), "max_position_embeddings"),
+        "recall": setting(config, "phaselens_task"),
+        "d_vocab": setting(text_settings(config), "vocab_size"),
+    }
     return Subject(
         name=name,
-        kind=str(config.get("model_type", "unknown")),
-        strides=strides,
         tokenizer=find_tokenizer(folder) if tokenizer is None else _as_tokenizer(tokenizer),
-        max_positions=_count(text, "max_position_embeddings"),
-        recall=config.get("phaselens_task"),
         source=lambda: _load(folder, config, device, name),
-        d_vocab=_count(text, "vocab_size"),
+        **stated,
     )
 
 
-def _count(config: dict[str, Any], key: str) -> int | None:
-    value = config.get(key)
-    if value is not None and (type(value) is not int or value < 1):
-        raise ConfigError(f"{key}={value!r} in config.json; valid: a whole number from 1 on")
-    return value
-
-
 def _in_memory(model: Any, tokenizer: Any) -> Subject:
-    from hooks.causal_lm import config_strides
+    from hooks.hf_config import config_strides
 
     if not isinstance(model, HookedModel):
         if not hasattr(model, "config") or not hasattr(model, "forward"):

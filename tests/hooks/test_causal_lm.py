@@ -225,6 +225,29 @@ def test_config_files_that_cannot_be_read(tmp_path):
         fetch("./nothing")
 
 
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"compress_ratios": 4}, "compress_ratios=4"),
+        ({"compress_ratios": {"0": 4}}, "compress_ratios="),
+        ({"compress_ratios": [4, None]}, "compress_ratios="),
+        ({"compress_ratios": [True]}, "compress_ratios="),
+        ({"text_config": "x"}, "text_config='x'"),
+        ({"text_config": [4]}, "text_config="),
+        ({"text_config": {"compress_ratios": "4"}}, "compress_ratios='4'"),
+        ({"layer_types": 3, "compress_rates": {"a": 4}}, "layer_types=3"),
+        ({"layer_types": [[1]], "compress_rates": {"a": 4}}, "layer_types="),
+        ({"compress_rates": [4]}, r"compress_rates=\[4\]"),
+        ({"compress_rates": 4}, "compress_rates=4"),
+        ({"compress_rates": {"a": "4"}}, "compress_rates="),
+        ({"compress_rate_hca": 4.5}, "compress_rate_hca=4.5"),
+    ],
+)
+def test_settings_of_a_shape_that_is_not_understood_are_named(config, key):
+    with pytest.raises(ConfigError, match=rf"^{key}.* in config.json is not understood; valid: "):
+        config_strides(config)
+
+
 CSA, HCA, SLIDING = "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"
 
 
