@@ -123,7 +123,7 @@ def _count(config: dict[str, Any], key: str) -> int | None:
 
 
 def _in_memory(model: Any, tokenizer: Any) -> Subject:
-    from hooks.causal_lm import config_strides
+    from hooks.causal_lm import CausalLM, config_strides
 
     if not isinstance(model, HookedModel):
         if not hasattr(model, "config") or not hasattr(model, "forward"):
@@ -136,10 +136,10 @@ def _in_memory(model: Any, tokenizer: Any) -> Subject:
     described = {} if config is None else config.to_dict()
     return Subject(
         name=model.name,
-        kind=str(described.get("model_type", "phaselens")),
+        kind=str(described.get("model_type", "unknown")) if isinstance(model, CausalLM) else "phaselens",
         strides=config_strides(described) or tuple(model_strides(model)),
         tokenizer=None if tokenizer is None else _as_tokenizer(tokenizer),
-        max_positions=getattr(model.cfg, "max_positions", None),
+        max_positions=_count(described.get("text_config") or described, "max_position_embeddings"),
         recall=model.task,
         source=lambda: model,
         d_vocab=model.cfg.d_vocab,
