@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
@@ -13,6 +14,20 @@ __all__ = ["audit"]
 
 _positive = validators.Number(gte=1)
 _natural = validators.Number(gte=0)
+
+_PROMPTS = frozenset(
+    {
+        "test", "stride", "position", "chat", "context", "records", "n_per_residue", "query_phase", "crossed",
+        "limit", "tokenizer", "revision",
+    }
+)  # fmt: skip
+_RUN = frozenset({"resume", "device"})
+_IGNORED = {
+    "published": ("draws counts that are there", _PROMPTS | _RUN | {"export", "answers"}),
+    "export": ("writes prompts and ends", _RUN | {"answers", "out"}),
+    "answers": ("scores what a server returned", _RUN),
+}
+"""What each way of an audit does, and the options that it makes no use of."""
 
 
 def audit(
@@ -90,6 +105,7 @@ def audit(
 
     Example: phaselens audit ./my-model --context 4096 -o reports/my-model
     """
+    _refuse_ignored(locals())
     _require_one(model, published)
     from interp import cli_run
 
@@ -118,6 +134,17 @@ def audit(
     out = out or Path("reports") / f"audit-{Path(str(model)).name}"
     found = run_audit(model, out=out, resume=resume, answers=answers, device=device, **options)
     _show(found, out, as_json=json)
+
+
+def _refuse_ignored(given: dict[str, Any]) -> None:
+    """Raise for options that the way this audit goes would ignore."""
+    defaults = {name: p.default for name, p in inspect.signature(audit).parameters.items()}
+    chosen = [name for name, value in given.items() if value != defaults[name]]
+    for way, (does, ignored) in _IGNORED.items():
+        extra = [name for name in chosen if name in ignored] if way in chosen else []
+        if extra:
+            option = extra[0].replace("_", "-")
+            raise PhaselensError(f"--{way} {does}, so --{option} would do nothing; leave one of the two out")
 
 
 def _require_one(model: str | None, published: str | None) -> None:

@@ -108,10 +108,9 @@ def _exported(plan: Plan, query: int, tokenizer: TextTokenizer | None) -> Iterat
 def _texts(plan: Plan, ids: list[int], tokenizer: TextTokenizer | None) -> dict[str, Any]:
     if tokenizer is None:
         return {"text": None, "content": None, "text_is_exact": False}
-    before, after = tokenizer.frame(bool(plan.task.describe().get("chat", False)))
-    if isinstance(plan.task, NeedleTask):
-        after = list(plan.task.tail)
-        before = tokenizer.frame(bool(after))[0]
+    task = plan.task
+    chat = bool(task.tail) if isinstance(task, NeedleTask) else task.chat
+    before, after = tokenizer.frame(chat)
     text = tokenizer.decode(ids)
     content = tokenizer.decode(ids[len(before) : len(ids) - len(after)])
     return {"text": text, "content": content, "text_is_exact": tokenizer.encode(text) == ids}

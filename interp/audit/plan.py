@@ -287,8 +287,8 @@ def _recall(subject: Subject, stride: int | None) -> tuple[RecallTask, int, bool
     task = RecallTask.for_model(subject.model)
     if stride is None and subject.strides:
         fitting = [s for s in subject.strides if task.modulus % s == 0]
-        stride = math.lcm(*fitting) if fitting else None
-    return task, measured_stride(subject.model, task, stride), not (stride or subject.strides)
+        stride = math.lcm(*fitting) if fitting else subject.strides[0]
+    return task, measured_stride(subject.model, task, stride), stride is None
 
 
 def _text_task(

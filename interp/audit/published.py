@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from interp.audit.assemble import add_tests
 from interp.published import load_published, published_names
 from interp.rng import numpy_rng
 
-__all__ = ["from_published", "load_table", "needle_counts"]
+__all__ = ["from_published", "load_table", "needle_counts", "stored_name"]
+
+_NEEDLE_KEYS = ("name", "stride", "n_per_residue", "correct")
 
 
 def load_table(name: str) -> dict[str, Any]:
@@ -25,7 +28,8 @@ def load_table(name: str) -> dict[str, Any]:
     Raises
     ------
     StatisticsError
-        If there is none, or it is neither a needle nor a completion test.
+        If there is none, it is neither a needle nor a completion test, or a field of it is not what it must
+        be: named with its model.
     """
     stem = name.removesuffix(".json")
     if stem in published_names():
@@ -42,6 +46,7 @@ def load_table(name: str) -> dict[str, Any]:
             f"{name!r} is not a needle test (models with correct and n_per_residue) or a completion test "
             f"(filler_tokens with p_8 and p_32); valid: {', '.join(_drawable())}"
         )
+    (_check_needle if _is_needle(table) else _check_completion)(table, name)
     return table
 
 
@@ -52,12 +57,74 @@ def _drawable() -> list[str]:
 
 def _is_needle(table: Mapping[str, Any]) -> bool:
     models = table.get("models")
-    needed = {"name", "stride", "n_per_residue", "correct"}
-    return isinstance(models, list) and bool(models) and all(needed <= set(m) for m in models)
+    return isinstance(models, list) and any(isinstance(m, dict) and "correct" in m for m in models)
 
 
 def _is_completion(table: Mapping[str, Any]) -> bool:
     return {"filler_tokens", "p_8", "p_32"} <= set(table)
+
+
+def _check_needle(table: Mapping[str, Any], where: str) -> None:
+    by_file: dict[str, str] = {}
+    for number, model in enumerate(table["models"], start=1):
+        label = f"{where}, model {number}"
+        if not isinstance(model, dict):
+            raise StatisticsError(
+                f"{label} is {_shown(model)}; valid: {', '.join(_NEEDLE_KEYS)} as an object"
+            )
+        lacking = [key for key in _NEEDLE_KEYS if key not in model]
+        if lacking:
+            raise StatisticsError(f"{label} has no {lacking[0]}; valid: {', '.join(_NEEDLE_KEYS)}")
+        name, stride, n, counts = (model[key] for key in _NEEDLE_KEYS)
+        if not isinstance(name, str) or not stored_name(name):
+            raise StatisticsError(f"{label}: name={_shown(name)}; valid: a text with a letter or digit")
+        label = f"{where}, model {name!r}"
+        first = by_file.setdefault(stored_name(name), name)
+        if number > len(by_file):
+            raise StatisticsError(
+                f"{label}: a second model of that name (first {first!r}); give each its own"
+            )
+        for key, value, least in (("stride", stride, 2), ("n_per_residue", n, 1)):
+            if type(value) is not int or value < least:
+                raise StatisticsError(
+                    f"{label}: {key}={_shown(value)}; valid: a whole number from {least} on"
+                )
+        if not isinstance(counts, list) or not counts or len(counts) % stride:
+            raise StatisticsError(
+                f"{label}: correct={_shown(counts)}; valid: one count a residue, whole cycles of stride {stride}"
+            )
+        wrong = [count for count in counts if type(count) is not int or not 0 <= count <= n]
+        if wrong:
+            raise StatisticsError(f"{label}: correct holds {_shown(wrong[0])}; valid: whole numbers 0 to {n}")
+
+
+def _check_completion(table: Mapping[str, Any], where: str) -> None:
+    lengths = table["filler_tokens"]
+    for key in ("filler_tokens", "p_8", "p_32"):
+        if not isinstance(table[key], list) or len(table[key]) != len(lengths):
+            raise StatisticsError(
+                f"{where}: {key}={_shown(table[key])}; valid: a list with one number for each length"
+            )
+    wrong = [x for x in lengths if type(x) is not int or x < 0]
+    if wrong or len(set(lengths)) < len(lengths):
+        found = _shown(wrong[0]) if wrong else "a length twice"
+        raise StatisticsError(
+            f"{where}: filler_tokens holds {found}; valid: different whole numbers from 0 on"
+        )
+    for key in ("p_8", "p_32"):
+        wrong = [x for x in table[key] if type(x) not in (int, float) or not 0 <= x <= 1]
+        if wrong:
+            raise StatisticsError(f"{where}: {key} holds {_shown(wrong[0])}; valid: probabilities 0 to 1")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def stored_name(name: str) -> str:
+    """Return the name of a result's files."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
 def from_published(table: Mapping[str, Any], *, seed: int = 0, brief: bool = False) -> dict[str, xr.Dataset]:
@@ -152,10 +219,6 @@ def _completion(table: Mapping[str, Any], *, seed: int) -> xr.Dataset:
     """P(8) and P(32) by filler length, with the period of each and means by length mod period."""
     lengths = np.asarray(table["filler_tokens"])
     series = {name: np.asarray(table[name], dtype=float) for name in ("p_8", "p_32")}
-    if any(values.shape != lengths.shape for values in series.values()):
-        raise StatisticsError(
-            f"{lengths.size} filler_tokens for {[v.size for v in series.values()]} probabilities; one each"
-        )
     periods = {name: stats.find_period(values, lengths, seed=seed) for name, values in series.items()}
     period = periods["p_8"].period if len({p.period for p in periods.values()}) == 1 else 0
     data: dict[str, Any] = {name: ("length", values) for name, values in series.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from interp.audit.assemble import assemble
 from interp.audit.measure import score
 from interp.audit.page import page
 from interp.audit.plan import Plan, Position, make_plans
-from interp.audit.published import from_published, load_table
+from interp.audit.published import from_published, load_table, stored_name
 from interp.audit.state import State, StateError, is_unfinished
 from interp.audit.subject import Subject, open_subject
 from interp.outputs import MANIFEST, check_writable, output_folder, to_plain, write_json
@@ -245,7 +244,7 @@ def write(
     """Write page, JSON, results and figures; all appear together."""
     from interp.report import save_results
 
-    stored = {re.sub(r"[^\w.-]+", "-", name).strip(".-"): dataset for name, dataset in found.items()}
+    stored = {stored_name(name): dataset for name, dataset in found.items()}
     with output_folder(folder) as staging:
         files = save_results(stored, staging)
         drawn = _draw(stored, staging / "figures", formats)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hooks.errors import CheckpointError, ConfigError, TaskError, did_you_mean
+from hooks.errors import CheckpointError, TaskError, did_you_mean
 from hooks.sites import HookedModel
 from interp.phases import model_strides
 from interp.tasks.tokenizers import HuggingFaceTokenizer, TekkenTokenizer, TextTokenizer
@@ -119,7 +119,8 @@ def open_subject(
 
 
 def _in_memory(model: Any, tokenizer: Any) -> Subject:
-    from hooks.hf_config import config_strides
+    from hooks.causal_lm import CausalLM
+    from hooks.hf_config import config_strides, setting, text_settings
 
     if not isinstance(model, HookedModel):
         if not hasattr(model, "config") or not hasattr(model, "forward"):
@@ -132,10 +133,10 @@ def _in_memory(model: Any, tokenizer: Any) -> Subject:
     described = {} if config is None else config.to_dict()
     return Subject(
         name=model.name,
-        kind=str(described.get("model_type", "phaselens")),
+        kind=str(described.get("model_type", "unknown")) if isinstance(model, CausalLM) else "phaselens",
         strides=config_strides(described) or tuple(model_strides(model)),
         tokenizer=None if tokenizer is None else _as_tokenizer(tokenizer),
-        max_positions=getattr(model.cfg, "max_positions", None),
+        max_positions=setting(text_settings(described), "max_position_embeddings"),
         recall=model.task,
         source=lambda: model,
         d_vocab=model.cfg.d_vocab,

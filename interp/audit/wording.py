@@ -102,8 +102,9 @@ def notes(sweep: xr.Dataset) -> list[str]:
         found.append(
             f"The model also has stride {', '.join(map(str, left))}: audit it by itself, with --stride."
         )
-    if a["test"] == "completion" and "published" not in a:
-        found.append(fillers_text(settings(a)))
+    task = settings(a)
+    if "usable_families" in task:
+        found.append(fillers_text(task))
     # One string comes back from a file as itself, not as a list.
     skipped = a.get("tests_left_out", [])
     found += [f"Left out: {test}." for test in ([skipped] if isinstance(skipped, str) else skipped)]

@@ -134,7 +134,7 @@ class CompletionTask:
             "tokenizer": self.tokenizer.name,
             "tokenizer_sha256": tokenizer_hash(self.tokenizer),
             "ids_sha256": hashlib.sha256(
-                json.dumps([self.measure("", "", right).ids for right in (0, 1)]).encode()
+                json.dumps([_bare(self, right).ids for right in (0, 1)]).encode()
             ).hexdigest(),
             **{name: getattr(self, name) for name in ("prefix", "evidence", "bridge", "code_line")},
             "candidates": list(self.candidates),
@@ -156,17 +156,7 @@ class CompletionTask:
         dict
             Family → slot → lengths; only families and slots where some are missing.
         """
-        missing: dict[str, dict[str, list[int]]] = {}
-        for family in self.families:
-            for slot in ("docstring", "comment"):
-                lacking: set[int] = set()
-                for unit in filler_units(family):
-                    lacking |= set(range(SHORTEST, self.longest_filler(slot) + 1)) - set(
-                        fillers_by_tokens(self, slot, unit, self.longest_filler(slot))
-                    )
-                if lacking:
-                    missing.setdefault(family, {})[slot] = sorted(lacking)
-        return missing
+        return _missing(self)
 
     def usable_families(self) -> list[str]:
         """Families that can make every length a balanced sample needs."""
@@ -212,7 +202,7 @@ class CompletionTask:
                 rows.append(CompletionLength(family, wanted, None, None, None, reason))
                 continue
             got = self.measure(fill, "", right)
-            if got.target != self.measure("", "", right).target + wanted:
+            if got.target != _bare(self, right).target + wanted:
                 reason = f"{family!r} fillers merge with the evidence of candidate {self.candidates[right]!r}"
                 rows.append(CompletionLength(family, wanted, None, None, None, reason))
                 continue
@@ -233,7 +223,7 @@ class CompletionTask:
 
     def _slack(self) -> int:
         """Tokens by which the text with one candidate is longer than with the other."""
-        return abs(len(self.measure("", "", 0).ids) - len(self.measure("", "", 1).ids))
+        return abs(len(_bare(self, 0).ids) - len(_bare(self, 1).ids))
 
     def _text(self, docstring: str, comment: str, right: int) -> str:
         before = self.prefix + docstring + self.evidence
@@ -260,7 +250,7 @@ class CompletionTask:
 
     def balance(self) -> PositionBalance:
         """Return the target positions, counted from the measured one without fillers."""
-        return PositionBalance(self.modulus, self.measure("", "", 0).target + SHORTEST)
+        return PositionBalance(self.modulus, _bare(self, 0).target + SHORTEST)
 
     def sample(
         self, n: int, *, seed: int, query_phase: int | None = None, query_stride: int | None = None
@@ -313,7 +303,7 @@ class CompletionTask:
         )
 
     def _length(self, query_phase: int | None, query_stride: int | None) -> int:
-        bare = max(len(self.measure("", "", right).ids) for right in (0, 1))
+        bare = max(len(_bare(self, right).ids) for right in (0, 1))
         length = bare + 2 * SHORTEST + PositionBalance.span(self.modulus) - 1
         if query_phase is None:
             return length
@@ -326,7 +316,7 @@ class CompletionTask:
         return length + (query_phase - length) % stride  # (q+1) = T
 
     def _row(self, unit: tuple[str, ...], right: int, target: int, length: int) -> list[int]:
-        bare = self.measure("", "", right)
+        bare = _bare(self, right)
         moved = target - bare.target
         docstring = filler_of(self, "docstring", unit, moved)
         comment = filler_of(self, "comment", unit, length - len(bare.ids) - moved)
@@ -350,6 +340,27 @@ def _token_at(tokenizer: TextTokenizer, ids: list[int], character: int) -> int:
         else:
             low = middle + 1
     return low
+
+
+@lru_cache(maxsize=64)
+def _bare(task: CompletionTask, right: int) -> Measured:
+    """The prompt without fillers."""
+    return task.measure("", "", right)
+
+
+@lru_cache(maxsize=64)
+def _missing(task: CompletionTask) -> dict[str, dict[str, list[int]]]:
+    missing: dict[str, dict[str, list[int]]] = {}
+    for family in task.families:
+        for slot in ("docstring", "comment"):
+            lacking: set[int] = set()
+            for unit in filler_units(family):
+                lacking |= set(range(SHORTEST, task.longest_filler(slot) + 1)) - set(
+                    fillers_by_tokens(task, slot, unit, task.longest_filler(slot))
+                )
+            if lacking:
+                missing.setdefault(family, {})[slot] = sorted(lacking)
+    return missing
 
 
 @lru_cache(maxsize=8)
