@@ -67,7 +67,7 @@ def grid(
     task or settings, is made again. Writes summary.csv; a cell that fails does not
     stop the others, and makes the exit code 2.
 
-    Example: phaselens grid w8s8-2kv w8s8-4kv --verb sweep --seed 0 --seed 1 -o runs/grid
+    Example: phaselens grid tiny w8s8-2kv --seed 0 --seed 1 -o runs/grid
     """
     for one in seed or ():
         if one < 0:
