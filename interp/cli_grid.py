@@ -67,7 +67,7 @@ def grid(
     task or settings, is made again. Writes summary.csv; a cell that fails does not
     stop the others, and makes the exit code 2.
 
-    Example: phaselens grid w8s8-2kv w8s8-4kv --verb sweep --seed 0 --seed 1 -o runs/grid
+    Example: phaselens grid tiny w8s8-2kv --seed 0 --seed 1 -o runs/grid
     """
     for one in seed or ():
         if one < 0:
@@ -202,7 +202,7 @@ def _numbers(one: Outcome) -> list[str]:
     got = one.numbers
     gap = ""
     if "gap_pp" in got:
-        low, high = number(got["gap_pp_low"], 1), number(got["gap_pp_high"], 1)
+        low, high = number(got["gap_pp_low"]), number(got["gap_pp_high"])
         gap = f"{number(got['gap_pp'], 1)} " + (f"[{low}, {high}]" if low != "–" else "[–]")
     period = str(got["period"] or "none") if "period" in got else ""
     return [gap, str(got.get("worst_phase", "")), period, str(got.get("selective_units", ""))]

@@ -220,6 +220,7 @@ class _Grid:
         """Say that a cell is done, or make it if it is this machine's."""
         try:
             model, task = self._prepare(cell)
+            seen = _stamp(self.out / cell.file)
             dataset, reason = self._read(cell, model, task)
             if dataset is not None:
                 return Outcome(cell, "done", numbers=_summary(dataset))
@@ -228,7 +229,7 @@ class _Grid:
             if self.dry_run:
                 return Outcome(cell, "missing", reason)
             with hold(self.out / f".{cell.file}.lock"):
-                return self._make_held(cell, model, task)
+                return self._make_held(cell, model, task, seen, reason)
         except Held as held:
             return Outcome(cell, "busy", str(held))
         except Exception as error:  # one bad cell must not end a night's run; its own line says what it was
@@ -239,13 +240,14 @@ class _Grid:
                 self.tell(f"{cell.file}: failed: {reason}")
             return Outcome(cell, "failed" if own else "elsewhere", reason)
 
-    def _make_held(self, cell: Cell, model: Any, task: Any) -> Outcome:
+    def _make_held(self, cell: Cell, model: Any, task: Any, seen: Any, reason: str) -> Outcome:
         path = self.out / cell.file
         for leftover in results.leftovers(path):  # nobody else writes this cell: they are a killed run's
             leftover.unlink(missing_ok=True)
-        dataset, reason = self._read(cell, model, task)
-        if dataset is not None:  # made by another process since we looked
-            return Outcome(cell, "done", numbers=_summary(dataset))
+        if _stamp(path) != seen:  # another process was here since we looked
+            dataset, reason = self._read(cell, model, task)
+            if dataset is not None:
+                return Outcome(cell, "done", numbers=_summary(dataset))
         self.tell(f"{cell.file}: made again, {reason}" if reason else f"{cell.file} ...")
         start = time.perf_counter()
         clean = None
@@ -318,6 +320,15 @@ def _summary(dataset: xr.Dataset) -> dict[str, Any]:
         selective = dataset["p_selective"].values < SIGNIFICANCE
         numbers["selective_units"] = int((selective & dataset["serves"].values.any(axis=1)).sum())
     return numbers
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Changes whenever a file is replaced; None without one."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
 
 
 def _readable(text: str, longest: int) -> str:

@@ -299,7 +299,8 @@ def page(found: Replication, models: Sequence[str] | None = None) -> str:
         "## Claims",
         "",
         'A claim about every model is supported if each finding is, and not supported if one is not; "some" needs one. '
-        "Intervals are 95% each, not corrected for their number, over prompts of the models as trained: another training "
+        "Intervals are 95% each, not corrected for their number unless the rule says so, over prompts "
+        "of the models as trained: another training "
         "seed is another model.",
         "",
         f"| claim | verdict | findings for / against / undecided at n = {n} |",

@@ -26,10 +26,12 @@ VERBS = [
     "explore",
     "figures",
     "gates",
+    "grid",
     "knockout",
     "owners",
     "patch",
     "periods",
+    "replicate",
     "report",
     "results",
     "sweep",
@@ -58,6 +60,19 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
     assert re.search(rf"^Example: phaselens {verb}\b", text, re.MULTILINE)
 
 
+def test_the_list_of_verbs_describes_every_one_from_its_docstring(capsys):
+    assert main(["--help"]) == 0
+    rows = re.findall(r"^│ (\S*) +(.*?) *│$", capsys.readouterr().out, re.MULTILINE)
+    told: dict[str, str] = {}
+    for name, text in rows:  # a row without a name goes on with the last one
+        verb = name or list(told)[-1]
+        told[verb] = f"{told[verb]} {text}" if verb in told else text
+    for verb in VERBS:
+        first = (app[verb].default_command.__doc__ or "").splitlines()[0]
+        assert first
+        assert told[verb] == first
+
+
 @pytest.mark.parametrize("verb", [v for v in VERBS if v not in ("explore", "zoo", "results", "figures")])
 def test_the_example_in_the_help_parses(verb, capsys):
     main([verb, "--help"])
@@ -70,7 +85,7 @@ def test_the_example_in_the_help_parses(verb, capsys):
 
 def test_help_is_fast_and_imports_nothing_heavy():
     code = (
-        "import sys; from interp.cli import main; main(['report', '--help']);"
+        "import sys; from interp.cli import main; main(['report', '--help']); main(['--help']);"
         "heavy = {'torch', 'xarray', 'scipy', 'plotly', 'transformers', 'streamlit'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"
     )
