@@ -22,22 +22,20 @@ def made_here_and_there(app, folder, out, monkeypatch) -> tuple[bytes, bytes]:
     return next(iter(app.session_state["files"].values())), (out / "figure.html").read_bytes()
 
 
+SAVED = {
+    "panels": "knockout,models,audit", "knockout.across": "residue", "models.reports": "tiny",
+    "models.published": "DeepSeek-V4.1-Flash", "audit.result": "audit/completion",
+}  # fmt: skip
+LIVE = {
+    "panels": "shift,removed,needle", "live": "1", "model": "zoo:tiny", "shift.unit": "0.1", "shift.shift": "2",
+    "removed.units": "0.0,0.1", "removed.n": "1", "needle.models": "DeepSeek-V4-Pro-Base",
+}  # fmt: skip
+FOLDER = {"panels": "windows", "live": "1", "model": "folder:model", "windows.unit": "0.0"}
+
+
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {
-            "panels": "knockout,models,audit", "knockout.across": "residue", "models.reports": "tiny",
-            "models.published": "DeepSeek-V4.1-Flash", "audit.result": "audit/completion",
-        },
-        {
-            "panels": "shift,removed,needle", "live": "1", "model": "zoo:tiny", "shift.unit": "0.1",
-            "shift.shift": "2", "removed.units": "0.0,0.1", "removed.n": "1",
-            "needle.models": "DeepSeek-V4-Pro-Base",
-        },
-        {"panels": "windows", "live": "1", "model": "folder:model", "windows.unit": "0.0"},
-    ],
-    ids=["saved", "live", "saved model"],
-)  # fmt: skip
+    "asked", [LIVE, pytest.param(SAVED, marks=pytest.mark.slow), pytest.param(FOLDER, marks=pytest.mark.slow)]
+)
 def test_panels_with_settings_are_what_their_command_makes(asked, reports, open_page, tmp_path, monkeypatch):
     app = open_page(reports, "figures", report="tiny", width="170", format="html", **asked)
     assert not app.exception
