@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
+import xarray as xr
 
 from apps.explorer.parts import CONFIG, alt_text, chosen_report, heading
 from apps.explorer.state import choice, choices, slider, switch, whole_number
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
+from interp.figures.gate_units import gates_beside, pairable
 from interp.figures.paper import PANELS, Look, available, command, paper_figure
 from interp.figures.theme import COLOURS
 
@@ -71,7 +73,7 @@ def page() -> None:
     _files(drawn, name, panels, look)
 
 
-def _look(found: Any) -> Look:
+def _look(found: Mapping[str, xr.Dataset]) -> Look:
     one, two, three = st.columns(3)
     with one:
         width = slider("Width (mm)", "width", 60, 200, default=180, help="85: one column; 180: two.")
@@ -80,14 +82,24 @@ def _look(found: Any) -> Look:
     with three:
         columns = whole_number("Panels side by side", "columns", 1, 4, default=2)
     units: list[str] = []
-    if "gates" in found and found["gates"].sizes["unit"]:
-        there = [str(u) for u in found["gates"]["unit"].values]
+    if there := _gated(found):
         units = choices(
             "Units in the gate panel", "units", there, default=[], help="Empty: the two that cost most."
         )
     colours = choice("Colours", "colours", COLOURS, names=_COLOURS)
     dark = switch("Light type on a dark ground", "dark")
     return Look(width_mm=width, font_pt=font, columns=columns, units=tuple(units), colours=colours, dark=dark)
+
+
+def _gated(found: Mapping[str, xr.Dataset]) -> list[str]:
+    """Units that the gate panel can show: knocked-out ones that have gates, or all gates where none has."""
+    if "gates" not in found:
+        return []
+    gated = [str(u) for u in found["gates"]["unit"].values]
+    paired = pairable(found["gates"], found.get("knockout"))
+    if paired is None:
+        return gated
+    return [label for u in paired["unit"].values if gates_beside(paired, label := str(u), gated)]
 
 
 def _files(drawn: go.Figure, name: str, panels: list[str], look: Look) -> None:
