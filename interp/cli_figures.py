@@ -11,7 +11,10 @@ __all__ = ["figures"]
 
 
 def figures(
-    folder: Annotated[Path, Parameter(help="A folder with results, e.g. of phaselens report.")],
+    folder: Annotated[
+        Path | None,
+        Parameter(help="A folder with results, e.g. of phaselens report; may be left out with --panels."),
+    ] = None,
     *,
     out: Annotated[
         Path | None, Parameter(name=["--out", "-o"], help="Where to; FOLDER/figures if left out.")
@@ -24,8 +27,15 @@ def figures(
         str | None,
         Parameter(
             help="One figure of panels a, b, c …, with commas between: accuracy, knockout, gates, offsets, "
-            "cycling, patch, needle, completion. Every figure by itself if left out."
+            "cycling, patch, query, needle, completion, models, audit; with --live also removed, patching, direct, "
+            "takes-over, attention, windows, shift. Settings follow a name as :KEY=VALUE+VALUE, e.g. "
+            "knockout:across=residue, patch:phase=3, models:reports=DIR+DIR, audit:result=DIR/needle; a wrong "
+            "one names those there are. Every figure by itself if left out."
         ),
+    ] = None,
+    live: Annotated[
+        str | None,
+        Parameter(help="With --panels: zoo name or folder of the model that live panels measure now."),
     ] = None,
     width_mm: Annotated[
         float, Parameter(help="With --panels: width of the figure; 85 for one column, 180 for two.")
@@ -45,22 +55,30 @@ def figures(
     """Draw the figures of a results folder again, or one figure of several panels for a paper.
 
     Example: phaselens figures reports/w8s8-2kv --panels accuracy,knockout,gates --width-mm 180 -o paper
+    Example: phaselens figures --live w8s8-2kv --panels windows:unit=1.0,removed:units=1.0 -o paper
     """
     from interp import report as reporting
-    from interp.cli_run import show_files
+    from interp.cli_run import prepare, show_files
+    from interp.figures.base import FigureError
     from interp.outputs import output_folder
 
-    found = reporting.load_results(folder)
     if panels is None:
-        drawn = reporting.figures(found)
+        if folder is None or live is not None:
+            raise FigureError(
+                "no panel was chosen; name them with --panels, or give a folder alone to draw all its figures"
+            )
+        drawn = reporting.figures(reporting.load_results(folder))
     else:
+        from interp.figures.panel_kinds import Sources
         from interp.figures.paper import Look, paper_figure
 
         look = Look(
             width_mm=width_mm, font_pt=font_pt, columns=columns, units=_words(units), colours=colours, dark=dark
         )  # fmt: skip
-        drawn = {"figure": paper_figure(found, _words(panels), look)}
-    out = out or folder / "figures"
+        found = {} if folder is None else reporting.load_results(folder)
+        model = None if live is None else prepare(live, device="cpu")[0]
+        drawn = {"figure": paper_figure(found, _words(panels), look, sources=Sources(model=model))}
+    out = out or (Path("figures") if folder is None else folder / "figures")
     with output_folder(out) as staging:
         written = reporting.draw(drawn, staging, formats=formats or reporting.FORMATS)
         names = [file.relative_to(staging) for file in written.files]

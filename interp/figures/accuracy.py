@@ -8,7 +8,16 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from interp.figures.base import FigureError, Margins, blank, describe, number, require, text_width, tick_step
+from interp.figures.base import (
+    FigureError,
+    Margins,
+    blank,
+    describe,
+    legend_above,
+    number,
+    require,
+    tick_step,
+)
 from interp.figures.theme import Theme, mm
 
 __all__ = ["accuracy_by_residue"]
@@ -60,16 +69,16 @@ def accuracy_by_residue(
     axis = _axis(named)
     strides = {_stride(sweep) for sweep in named.values()} - {0}
     shaded = axis == "target" and len(strides) == 1
-    legend_rows = _legend_rows(list(named), theme) if len(named) > 1 else 0
+    left, right, f = theme.font * 3.6, theme.font * 0.6, theme.font
+    orientation, legend = legend_above(list(named), theme.width - left - right, f)
     named_boundary = 1.4 if shaded else 0.5  # room for the line that names the boundary phase
     margins = Margins(
-        left=theme.font * 3.6,
-        right=theme.font * 0.6,
-        top=theme.font * (named_boundary + 1.9 * legend_rows + (0.6 if legend_rows else 0.1)),
-        bottom=theme.font * 3.2,
+        left=left, right=right, top=f * (named_boundary + (0.6 if legend else 0.1)) + legend, bottom=f * 3.2
     )
-    plot_height = mm(height_mm) - margins.top - margins.bottom
-    figure = blank(theme=theme, height=mm(height_mm), margins=margins)
+    rows_below_each_other = legend if orientation == "v" else 0.0
+    height = mm(height_mm) + rows_below_each_other
+    plot_height = height - margins.top - margins.bottom
+    figure = blank(theme=theme, height=height, margins=margins)
     residues = max(sweep.sizes["residue"] for sweep in named.values())
     for index, (name, sweep) in enumerate(named.items()):
         figure.add_trace(_line(name, sweep, index, theme))
@@ -86,7 +95,7 @@ def accuracy_by_residue(
         ),
         yaxis=theme.axis(title="accuracy (%)", standoff=2, range=[-3, 103], dtick=25, showgrid=True),
         showlegend=len(named) > 1,
-        legend=_legend(theme, lift=named_boundary * theme.font / plot_height),
+        legend=_legend(theme, orientation, lift=named_boundary * f / plot_height),
     )
     return describe(figure, alt=_alt(named), caption=_caption(named, axis))
 
@@ -200,17 +209,10 @@ def _shade(figure: go.Figure, *, residues: int, stride: int, theme: Theme) -> No
     )
 
 
-def _legend_rows(names: list[str], theme: Theme) -> int:
-    """Rows of the horizontal legend; plotly sets entries in columns as wide as the widest one."""
-    widest = max(text_width(name, theme.font) for name in names) + 48
-    per_row = max(1, int((theme.width - theme.font * 4.2) // widest))
-    return -(-len(names) // per_row)
-
-
-def _legend(theme: Theme, *, lift: float) -> dict[str, object]:
-    """Horizontal legend above the plot, `lift` (a share of its height) clear of the boundary phase's name."""
+def _legend(theme: Theme, orientation: str, *, lift: float) -> dict[str, object]:
+    """Legend above the plot, `lift` (a share of its height) clear of the boundary phase's name."""
     return {
-        "orientation": "h",
+        "orientation": orientation,
         "x": 0,
         "xanchor": "left",
         "y": 1 + lift,

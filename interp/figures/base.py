@@ -21,12 +21,18 @@ __all__ = [
     "describe",
     "finite",
     "layout_of",
+    "legend_above",
     "number",
     "require",
     "text_width",
     "tick_step",
     "unit_order",
 ]
+
+_LEGEND_KEY = 48.0
+"""Pixels that a legend's line and gaps take beside a name."""
+_LEGEND_ROW = 19.0
+"""Pixels of a legend's row, however small its type."""
 
 
 class FigureError(PhaselensError):
@@ -126,6 +132,19 @@ def number(value: float, digits: int = 0, sign: bool = False) -> str:
 def text_width(text: str, size: float) -> float:
     """Width of a label in pixels, estimated for a sans-serif face (digits are 0.556 em in Arial)."""
     return 0.56 * size * max((len(line) for line in text.split("<br>")), default=0)
+
+
+def legend_above(names: Sequence[str], width: float, font: float) -> tuple[str, float]:
+    """Orientation and height (pixels) of a legend above a plot of this width; none for a single name.
+
+    Names that do not fit into one row stand below each other: a second row would be laid out by the width of the
+    whole figure, and so run into the next one where the figure is a panel.
+    """
+    if len(names) < 2:
+        return "h", 0.0
+    row = max(_LEGEND_ROW, 1.5 * font)
+    fits = sum(text_width(name, font) + _LEGEND_KEY for name in names) <= width
+    return ("h", row) if fits else ("v", row * len(names))
 
 
 def tick_step(count: int, spacing: float, label: float, *, cycle: int | None = None) -> int:

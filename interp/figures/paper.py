@@ -1,9 +1,9 @@
-"""A figure of several panels from one results folder: what the explorer's Figures page and the verb draw."""
+"""A figure of several panels: what the explorer's Figures page and the verb draw, and the list of all panels."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,37 +11,18 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from hooks.errors import did_you_mean
-from interp.figures import (
-    Theme,
-    accuracy_by_residue,
-    effect_heatmap,
-    effective_offsets,
-    gate_profiles,
-    panels,
-)
 from interp.figures.base import FigureError
-from interp.figures.completion import completion_by_length
-from interp.figures.compose import GAP_MM
-from interp.figures.gate_units import gates_beside, pairable
-from interp.figures.patch_maps import patching_map
-from interp.figures.theme import DOUBLE_COLUMN_MM
+from interp.figures.compose import GAP_MM, panels
+from interp.figures.panel_kinds import Panel, Setting, Sources, View
+from interp.figures.panels_live import LIVE
+from interp.figures.panels_saved import SAVED
+from interp.figures.theme import DOUBLE_COLUMN_MM, Theme
 
-__all__ = ["PANELS", "Look", "available", "command", "paper_figure"]
+__all__ = ["PANELS", "Look", "available", "command", "paper_figure", "settings"]
 
-PANELS = {
-    "accuracy": "Accuracy by residue",
-    "knockout": "Knockout effect, unit × phase",
-    "gates": "Gate profiles over knockout profiles",
-    "offsets": "Static and per-window offsets",
-    "cycling": "Effect of cycled gates",
-    "patch": "Patching map",
-    "needle": "Needle in 128K tokens (published)",
-    "completion": "Completion by filler length (published)",
-}
-_NEEDS = {
-    "accuracy": "sweep", "knockout": "knockout", "gates": "gates", "offsets": "gates", "cycling": "cycling",
-    "patch": "patch",
-}  # fmt: skip
+_KINDS = {**SAVED, **LIVE}
+PANELS = {name: kind.title for name, kind in _KINDS.items()}
+"""Every panel by name, in words."""
 _WIDTH_MM = (20.0, 400.0)
 _FONT_PT = (4.0, 24.0)
 
@@ -59,7 +40,7 @@ class Look:
     columns : int
         Panels side by side.
     units : tuple of str
-        Those of the panel "gates"; the two with the largest loss if empty.
+        Those of the panel "gates" unless it says so itself; the two with the largest loss if empty.
     colours : str
         Of :data:`interp.figures.theme.COLOURS`.
     dark : bool
@@ -88,103 +69,106 @@ class Look:
             raise FigureError(f"columns={self.columns}; a figure has at least one")
 
 
-def available(found: Mapping[str, xr.Dataset]) -> list[str]:
-    """Panels that these results can fill; published ones always can be."""
-    return [
-        name
-        for name in PANELS
-        if (part := _NEEDS.get(name)) is None or (part in found and found[part].sizes.get("unit", 1))
-    ]
+def available(found: Mapping[str, xr.Dataset], sources: Sources | None = None) -> list[str]:
+    """Panels that these results, and what comes from elsewhere, can fill; published ones always can be."""
+    return [name for name, kind in _KINDS.items() if kind.there(found, sources)]
+
+
+def settings(
+    panel: str, found: Mapping[str, xr.Dataset], sources: Sources | None = None
+) -> tuple[Setting, ...]:
+    """Settings that a panel takes here, with their choices and defaults; some depend on what is given already.
+
+    Raises
+    ------
+    FigureError
+        For a panel that is unknown or that cannot be filled.
+    """
+    view = _view(panel, found, sources)
+    return _KINDS[view.panel.name].settings(view)
 
 
 def paper_figure(
-    found: Mapping[str, xr.Dataset], names: Sequence[str], look: Look | None = None, **options: Any
+    found: Mapping[str, xr.Dataset],
+    names: Sequence[str],
+    look: Look | None = None,
+    *,
+    sources: Sources | None = None,
+    **options: Any,
 ) -> go.Figure:
     """Compose panels a, b, c … of one figure.
 
     Parameters
     ----------
     found : mapping of str to Dataset
-        Of :func:`interp.report.load_results`.
+        Of :func:`interp.report.load_results`; may be empty where no panel draws from it.
     names : sequence of str
-        Of :data:`PANELS`, in order; a single one has no letter.
+        Of :data:`PANELS`, in order, each with its settings: ``"patch:phase=3"``, ``"needle:models=A+B"``; a
+        single one has no letter.
     look : Look, optional
         Sizes and colours.
+    sources : Sources, optional
+        Where panels get what `found` does not hold: other reports, audits, and a model to measure.
     options
         Fields of :class:`Look` that replace those of `look`.
 
     Raises
     ------
     FigureError
-        For a panel that is unknown or that the results cannot fill, or a size that is out of range.
+        For a panel that is unknown or that the results cannot fill, a setting that it does not take, or a size
+        that is out of range.
     """
     look = replace(look or Look(), **options)
-    there = available(found)
-    for name in names:
-        if name not in there:
-            raise FigureError(f"no panel {name!r} in these results; {did_you_mean(name, there)}")
-    if not names:
-        raise FigureError(f"no panel was chosen; valid: {', '.join(there)}")
+    views = [_view(name, found, sources) for name in names]
+    if not views:
+        raise FigureError(f"no panel was chosen; valid: {', '.join(available(found, sources))}")
     columns = min(look.columns, len(names))
     slot = (look.width_mm - GAP_MM * (columns - 1)) / columns
     theme = Theme(width_mm=slot, font_pt=look.font_pt, dark=look.dark, colours=look.colours)
-    built = [_panel(name, found, theme, look.units) for name in names]
+    built = []
+    for view in views:
+        kind = _KINDS[view.panel.name]
+        built.append(kind.build(replace(view, theme=theme, units=look.units, chosen=kind.resolve(view))))
     if len(built) == 1:
         return built[0]
     return panels(built, columns=columns, width_mm=look.width_mm, theme=theme)
 
 
-def _panel(name: str, found: Mapping[str, xr.Dataset], theme: Theme, units: Sequence[str]) -> go.Figure:
-    drawn: dict[str, Callable[[], go.Figure]] = {
-        "accuracy": lambda: accuracy_by_residue(found["sweep"], theme=theme),
-        "knockout": lambda: effect_heatmap(found["knockout"], found.get("specialization"), theme=theme),
-        "gates": lambda: _gates(found, theme, units),
-        "offsets": lambda: effective_offsets(found["gates"], theme=theme),
-        "cycling": lambda: _cycling(found["cycling"], theme),
-        "patch": lambda: patching_map(found["patch"], theme=theme),
-        "needle": lambda: _needle(theme),
-        "completion": lambda: _completion(theme),
-    }
-    return drawn[name]()
+def _view(text: str, found: Mapping[str, xr.Dataset], sources: Sources | None) -> View:
+    """A panel as it was asked for, before anything is measured."""
+    panel = Panel.read(text)
+    if panel.name in LIVE and (sources is None or sources.model is None):
+        raise FigureError(f"panel {panel.name!r} is measured now and needs a model: --live MODEL")
+    there = available(found, sources)
+    if panel.name not in there:
+        raise FigureError(f"no panel {panel.name!r} in these results; {did_you_mean(panel.name, there)}")
+    return View(panel, found, sources or Sources())
 
 
-def _gates(found: Mapping[str, xr.Dataset], theme: Theme, units: Sequence[str]) -> go.Figure:
-    """Gate profiles of the chosen units, or of the two that cost most."""
-    gates = found["gates"]
-    knockout = pairable(gates, found.get("knockout"))
-    gated = [str(u) for u in gates["unit"].values]
-    if not units and knockout is not None:
-        loss = knockout["effect"].min("phase").fillna(0.0).to_series().sort_values(kind="stable")
-        units = [u for u in map(str, loss.index) if gates_beside(knockout, u, gated)][:2]
-    return gate_profiles(gates, knockout, units or gated[:2], theme=theme)
+def command(
+    folder: str | None, names: Sequence[str], look: Look, *, suffix: str, live: str | None = None
+) -> str:
+    """Return the command line that makes the same figure, as ``paper/figure.SUFFIX``.
 
-
-def _cycling(found: xr.Dataset, theme: Theme) -> go.Figure:
-    from interp.figures.cycling import cycling_figure
-
-    return cycling_figure(found, theme=theme)
-
-
-def _needle(theme: Theme) -> go.Figure:
-    from interp.published.sweeps import published_sweeps
-
-    return accuracy_by_residue(dict(list(published_sweeps().items())[:2]), theme=theme)
-
-
-def _completion(theme: Theme) -> go.Figure:
-    from interp.published import load_published
-
-    found = load_published("completion_fp8")
-    lengths = [int(n) for n in found["filler_tokens"]]
-    return completion_by_length(found, lengths, cycle=4, caption=f"{found['task']}.", theme=theme)
-
-
-def command(folder: str, names: Sequence[str], look: Look, *, suffix: str) -> str:
-    """Return the command line that makes the same figure, as ``paper/figure.SUFFIX``."""
+    Parameters
+    ----------
+    folder : str, optional
+        Of the results; None where every panel is measured, or published.
+    names : sequence of str
+        Panels with their settings, as of :func:`paper_figure`.
+    look : Look
+        Sizes and colours.
+    suffix : str
+        Format of the file.
+    live : str, optional
+        Zoo name or folder of the model that is measured.
+    """
     words = [
-        "phaselens", "figures", folder, "--panels", ",".join(names), "--width-mm", f"{look.width_mm:g}",
-        "--font-pt", f"{look.font_pt:g}", "--columns", str(look.columns), "--colours", look.colours,
+        "phaselens", "figures", *([] if folder is None else [folder]), "--panels", ",".join(names), "--width-mm",
+        f"{look.width_mm:g}", "--font-pt", f"{look.font_pt:g}", "--columns", str(look.columns), "--colours",
+        look.colours,
     ]  # fmt: skip
+    words += ["--live", live] if live is not None else []
     words += ["--units", ",".join(look.units)] if look.units else []
     words += ["--dark"] if look.dark else []
     return shlex.join([*words, "--format", suffix, "-o", "paper"])

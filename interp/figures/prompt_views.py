@@ -12,7 +12,21 @@ from interp.figures.cell_map import cell_map
 from interp.figures.series import Series, lines
 from interp.figures.theme import Theme
 
-__all__ = ["attention_over_entries", "target_by_shift", "token_windows"]
+__all__ = ["attention_over_entries", "sharpest", "target_by_shift", "token_windows"]
+
+
+def sharpest(followed: xr.Dataset) -> str:
+    """The KV head whose key gate depends most on the target's phase.
+
+    Raises
+    ------
+    FigureError
+        If no KV head has gates.
+    """
+    if not followed.sizes["unit"]:
+        raise FigureError("this model has no gates to follow: none of its layers is chunked")
+    spread = followed["target_key"].max("residue") - followed["target_key"].min("residue")
+    return str(spread.fillna(-1.0).idxmax("unit").item())
 
 
 def token_windows(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError, Margins, blank, describe, finite, number, tick_step
+from interp.figures.base import FigureError, Margins, blank, describe, finite, legend_above, number, tick_step
 from interp.figures.theme import Theme, mm
 
 __all__ = ["Series", "lines"]
@@ -71,7 +71,9 @@ def lines(
         if len(one.values) != len(x):
             raise FigureError(f"series {name!r} has {len(one.values)} values for {len(x)} places")
     f = theme.font
-    margins = Margins(left=f * 4.2, right=f * 0.8, top=f * (2.4 if len(named) > 1 else 0.8), bottom=f * 3.2)
+    left, right = f * 4.2, f * 0.8
+    orientation, legend = legend_above(list(named), theme.width - left - right, f)
+    margins = Margins(left=left, right=right, top=f * 0.8 + legend, bottom=f * 3.2)
     figure = blank(theme=theme, height=mm(height_mm), margins=margins)
     figure.add_traces([_trace(name, one, x, i, theme) for i, (name, one) in enumerate(named.items())])
     spacing = (theme.width - margins.left - margins.right) / max(1, len(x))
@@ -86,7 +88,7 @@ def lines(
         ),
         showlegend=len(named) > 1,
         legend={
-            "orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": f},
+            "orientation": orientation, "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": f},
             "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30,
         },
         shapes=[] if chosen is None else [

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
-import xarray as xr
 
+from apps.explorer.panels import chosen_panels, chosen_sources
 from apps.explorer.parts import CONFIG, alt_text, chosen_report, heading
 from apps.explorer.state import choice, choices, slider, switch, whole_number
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
-from interp.figures.gate_units import gates_beside, pairable
-from interp.figures.paper import PANELS, Look, available, command, paper_figure
+from interp.figures.paper import Look, command, paper_figure, settings
 from interp.figures.theme import COLOURS
 
 FORMATS = {
@@ -36,24 +35,19 @@ def page() -> None:
     """Draw the page."""
     heading(
         "Figures for a paper",
-        "Choose panels, set the width of your column and the size of your type, and take the file. "
-        "What is measured live has its own files below each chart.",
+        "Choose panels and their settings, set the width of your column and the size of your type, and take the "
+        "file. Every chart of the other pages is a panel here.",
     )
     chosen = chosen_report()
-    if chosen is None:
-        return
-    name, found = chosen
-    there = available(found)
-    panels = choices(
-        "Panels, in order (a, b, c …)", "panels", there, default=there[:3],
-        names={key: PANELS[key] for key in there},
-    )  # fmt: skip
+    name, found = chosen or (None, {})
+    sources, model = chosen_sources()
+    panels = chosen_panels(found, sources)
     look = _look(found)
     if not panels:
         st.info("Choose at least one panel.")
         return
     try:
-        drawn = paper_figure(found, panels, look)
+        drawn = paper_figure(found, panels, look, sources=sources)
     except PhaselensError as error:
         failed(error)
         return
@@ -70,10 +64,11 @@ def page() -> None:
             width=int(drawn.layout.width),
         )
     st.caption(plain(drawn.layout.meta["caption"]))
-    _files(drawn, name, panels, look)
+    suffix = _format()
+    _files(drawn, command(name, panels, look, suffix=suffix, live=model), suffix)
 
 
-def _look(found: Mapping[str, xr.Dataset]) -> Look:
+def _look(found: Any) -> Look:
     one, two, three = st.columns(3)
     with one:
         width = slider("Width (mm)", "width", 60, 200, default=180, help="85: one column; 180: two.")
@@ -82,7 +77,8 @@ def _look(found: Mapping[str, xr.Dataset]) -> Look:
     with three:
         columns = whole_number("Panels side by side", "columns", 1, 4, default=2)
     units: list[str] = []
-    if there := _gated(found):
+    if "gates" in found and found["gates"].sizes["unit"]:
+        (there,) = (one.choices or () for one in settings("gates", found))
         units = choices(
             "Units in the gate panel", "units", there, default=[], help="Empty: the two that cost most."
         )
@@ -91,22 +87,12 @@ def _look(found: Mapping[str, xr.Dataset]) -> Look:
     return Look(width_mm=width, font_pt=font, columns=columns, units=tuple(units), colours=colours, dark=dark)
 
 
-def _gated(found: Mapping[str, xr.Dataset]) -> list[str]:
-    """Units that the gate panel can show: knocked-out ones that have gates, or all gates where none has."""
-    if "gates" not in found:
-        return []
-    gated = [str(u) for u in found["gates"]["unit"].values]
-    paired = pairable(found["gates"], found.get("knockout"))
-    if paired is None:
-        return gated
-    return [label for u in paired["unit"].values if gates_beside(paired, label := str(u), gated)]
-
-
-def _files(drawn: go.Figure, name: str, panels: list[str], look: Look) -> None:
+def _format() -> str:
     st.subheader("The file")
-    suffix = choice(
-        "Format", "format", list(FORMATS), names={key: value[0] for key, value in FORMATS.items()}
-    )
+    return choice("Format", "format", list(FORMATS), names={key: value[0] for key, value in FORMATS.items()})
+
+
+def _files(drawn: go.Figure, line: str, suffix: str) -> None:
     key = str(hash((drawn.to_json(), suffix)))
     made: dict[str, bytes] = st.session_state.setdefault("files", {})
     if key not in made and st.button("Make the file", type="primary", key="make"):
@@ -123,7 +109,7 @@ def _files(drawn: go.Figure, name: str, panels: list[str], look: Look) -> None:
             on_click="ignore", type="primary",
         )  # fmt: skip
     st.caption("The same file from the command line, in the folder the explorer was opened on:")
-    st.code(command(name, panels, look, suffix=suffix), language="bash", wrap_lines=True)
+    st.code(line, language="bash", wrap_lines=True)
 
 
 def _render(drawn: go.Figure, suffix: str) -> tuple[bytes | None, str]:

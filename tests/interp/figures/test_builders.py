@@ -98,6 +98,17 @@ def test_target_and_query_sweeps_never_share_an_axis():
     assert both["layout"]["xaxis"]["title"]["text"] == "query phase (q + 1) mod 4"
 
 
+def test_a_legend_too_wide_for_its_panel_stands_in_rows_and_the_figure_grows():
+    few, many = ({f"DeepSeek-V4-{i}": data.sweep() for i in range(n)} for n in (2, 5))
+    one, five = (accuracy_by_residue(sweeps, theme=Theme(width_mm=85)) for sweeps in (few, many))
+    assert (one.layout.legend.orientation, five.layout.legend.orientation) == ("h", "v")
+    grown = five.layout.height - one.layout.height
+    assert grown >= 5 * 16  # plotly's least height of a row
+    room = five.layout.height - five.layout.margin.t - five.layout.margin.b
+    assert room >= one.layout.height - one.layout.margin.t - one.layout.margin.b  # not taken from the plot
+    assert accuracy_by_residue(many, theme=Theme(width_mm=250)).layout.legend.orientation == "h"
+
+
 def test_the_caption_says_what_is_marked_and_no_more():
     strides = accuracy_by_residue({"four": data.sweep(), "two": data.sweep((1.0, 0.5))})
     assert "Open markers are boundary phases." in strides.layout.meta["caption"]

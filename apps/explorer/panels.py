@@ -1,0 +1,90 @@
+"""The panels of a paper figure as widgets: which, with what settings, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import streamlit as st
+import xarray as xr
+
+from apps.explorer import live
+from apps.explorer.folder import audit_names, load_audit, load_report, report_names
+from apps.explorer.state import choice, choices, root_folder, switch, whole_number
+from interp.figures.panel_kinds import Panel, Setting, Sources
+from interp.figures.paper import PANELS, available, settings
+
+__all__ = ["chosen_panels", "chosen_sources"]
+
+_LARGEST = 9999
+
+
+def chosen_sources() -> tuple[Sources, str | None]:
+    """Where panels get what a report does not hold, and the model to measure as the command line names it."""
+    root = root_folder()
+    there = root.is_dir()
+    names = {_named(key): key for key in live.sources()}
+    name, model = None, None
+    if switch("Add panels that are measured now, on a model", "live"):
+        chosen = live.chosen_model()
+        if chosen is not None:
+            name, model = _named(chosen[0]), chosen[1]
+    return Sources(
+        model=model,
+        reports=tuple(report_names(root)) if there else (),
+        audits=tuple(audit_names(root)) if there else (),
+        models=tuple(names),
+        report=partial(load_report, root),
+        audit=partial(load_audit, root),
+        load=lambda wanted: live.model(names.get(wanted, wanted)),
+        run=live.run,
+    ), name
+
+
+def _named(key: str) -> str:
+    """A model as the command line names it, in the folder that the explorer was opened on."""
+    kind, _, name = key.partition(":")
+    return name if kind == "zoo" else f"./{name}"
+
+
+def chosen_panels(found: Mapping[str, xr.Dataset], sources: Sources) -> list[str]:
+    """Let the user choose panels and their settings; return them as the command line writes them."""
+    there = available(found, sources)
+    names = choices(
+        "Panels, in order (a, b, c …)", "panels", there, default=there[:3] if found else there[:1],
+        names={key: PANELS[key] for key in there},
+    )  # fmt: skip
+    return [_with_settings(name, found, sources) for name in names]
+
+
+def _with_settings(name: str, found: Mapping[str, xr.Dataset], sources: Sources) -> str:
+    first = settings(name, found, sources)
+    if not first or name == "gates":  # units of the gate panel have a list of their own below
+        return name
+    given: dict[str, tuple[str, ...]] = {}
+    with st.expander(f"Settings: {PANELS[name]}"):
+        for number in range(len(first)):
+            # Some choices depend on what is set before them: units on their kind.
+            one = settings(str(Panel(name, given)), found, sources)[number]
+            values = _widget(name, one)
+            if values and (values != one.default or "result" in one.key or name == "models"):
+                given[one.key] = values
+    return str(Panel(name, given))
+
+
+def _widget(panel: str, one: Setting) -> tuple[str, ...]:
+    key = f"{panel}.{one.key}"
+    if one.whole:
+        if not one.default:
+            return ()  # left out, the panel decides
+        return (str(whole_number(one.title, key, 0, _LARGEST, default=int(one.default[0]))),)
+    options: Sequence[str] = one.choices or ()
+    if one.many:
+        return tuple(choices(one.title, key, options, default=one.default))
+    if not options:
+        return ()
+    if one.default:
+        return (choice(one.title, key, options, default=one.default[0]),)
+    chosen: Any = choice(one.title, key, ["", *options], names={"": "–"})
+    return (chosen,) if chosen else ()
