@@ -34,6 +34,7 @@ __all__ = [
     "shown",
     "sweep_summary",
     "table",
+    "worst_told",
 ]
 
 _TITLE_EM = 1.7
@@ -177,6 +178,11 @@ def period_told(attrs: Mapping[str, Any]) -> str:
     return str(int(attrs["period"])) if attrs["period"] else "none"
 
 
+def worst_told(attrs: Mapping[str, Any]) -> str:
+    """The worst phase; "–" where all are alike."""
+    return str(int(attrs["worst_phase"])) if "worst_phase" in attrs and attrs.get("gap_pp", 1.0) else "–"
+
+
 def sweep_summary(attrs: Mapping[str, Any]) -> None:
     """Gap, null gap, worst phase and period of a sweep, each by name of the axis it was made along."""
     by_query = attrs.get("axis") == "query"
@@ -191,7 +197,7 @@ def sweep_summary(attrs: Mapping[str, Any]) -> None:
         if by_query else "Best minus worst phase.",
     )  # fmt: skip
     columns[1].metric("Null gap", f"{null} pp", help="The gap if phases meant nothing.")
-    columns[2].metric(f"Worst {phase}", plain(attrs.get("worst_phase", "–")))
+    columns[2].metric(f"Worst {phase}", worst_told(attrs))
     columns[3].metric(
         "Period in the data", told,
         help=no_period if told == "not tested" else f"p = {float(attrs.get('period_p', float('nan'))):.3g}",

@@ -75,6 +75,14 @@ def test_why_there_is_no_gate_profile_is_said_as_it_is(kind, units, said, tmp_pa
     assert said in app.info[0].value.replace("\\", "")
 
 
+def test_the_gate_panel_offers_what_was_removed(tmp_path, open_page):
+    write(tmp_path, "head", ["1.0", "1.3", "2.0"], heads_per_kv=2)
+    app = open_page(tmp_path, "figures", panels="gates", units="1.3")
+    assert app.multiselect(key="units").options == ["1.0", "1.3"]  # layer 2 has no gates
+    shown = key_gates(*charts(app).values())
+    assert shown == [data.gates()["profile_key"].sel(unit="1.1").values.tolist()]
+
+
 # ---- sweeps by query phase
 
 
@@ -100,6 +108,11 @@ def test_a_period_that_was_not_tested_is_not_called_none(tmp_path, open_page):
     assert open_page(tmp_path, "heads").metric[-1].value == "not tested"
     results.save(data.sweep(period=0, period_p=0.8), tmp_path / "sweep.nc")
     assert open_page(tmp_path, "heads").metric[-1].value == "none"
+
+
+def test_no_phase_is_the_worst_where_all_are_alike(tmp_path, open_page):
+    results.save(data.sweep((0.9, 0.9), modulus=2, gap_pp=0.0, worst_phase=0), tmp_path / "sweep.nc")
+    assert open_page(tmp_path, "heads").metric[2].value == "–"
 
 
 def test_models_never_draws_two_axes_as_one(tmp_path, open_page):

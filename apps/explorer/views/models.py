@@ -10,7 +10,7 @@ import xarray as xr
 
 from apps.explorer import live
 from apps.explorer.folder import report_names
-from apps.explorer.parts import figure, heading, period_told, report, table
+from apps.explorer.parts import figure, heading, period_told, report, table, worst_told
 from apps.explorer.state import choices, root_folder, screen_theme
 from interp.figures import accuracy_by_residue
 from interp.published import load_published
@@ -80,12 +80,12 @@ def _row(name: str, sweep: xr.Dataset, phase: str = "phase") -> dict[str, Any]:
     return {
         "model": name,
         "mean (%)": 100 * float(sweep["accuracy_residue"].mean()),
-        f"worst {phase}": str(a["worst_phase"]),
+        f"worst {phase}": worst_told(a),
         "at it (%)": 100 * float(sweep["accuracy"].min()),
         "gap (pp)": float(a["gap_pp"]),
         "null gap (pp)": float(a.get("null_gap_pp", np.nan)),
         "period": period_told(a),
-        "prompts a residue": str(a.get("n_per_residue", "–")),
+        "prompts a residue" if phase == "phase" else "base prompts": str(a.get("n_per_residue", "–")),
     }
 
 
