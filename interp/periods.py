@@ -19,6 +19,8 @@ __all__ = ["POWER", "detectable_gap", "unit_periods"]
 
 POWER = 0.8
 """With which a gap counts as detectable."""
+_STILL = 1e-12
+"""Spread relative to the largest value below which only rounding varies."""
 
 
 def unit_periods(
@@ -41,11 +43,12 @@ def unit_periods(
     -------
     Dataset
         ``period (unit)`` (0: none) and ``period_p (unit)`` of :func:`interp.stats.find_period` on the unit's
-        effect, among 2 to 16 and S; ``p (unit)``, the latter after Holm over units; ``follows (unit)``: the period is S with p <
-        0.05; ``score (unit, candidate)``, the adjusted share of the effect's variance that target_position
-        mod candidate explains, for S and every placebo stride (coordinate ``placebo``); ``gap (unit)``, best
-        minus worst phase at S, and ``detectable (unit)``, the gap that would have been found with 80% power
-        (both in the score's unit). The unit "clean" is the unchanged run itself.
+        effect, among 2 to 16 and S; ``p (unit)``, the latter after Holm over units; ``follows (unit)``: the
+        period is S with p < 0.05; ``score (unit, candidate)``, the adjusted share of the effect's variance that
+        target_position mod candidate explains, for S and every placebo stride (coordinate ``placebo``);
+        ``by_phase (unit, phase)``, the mean effect, and ``gap (unit)``, best minus worst of it; ``detectable
+        (unit)``, the gap that would have been found with 80% power (all in the score's unit). The unit "clean" is
+        the unchanged run itself.
 
     Raises
     ------
@@ -80,6 +83,7 @@ def unit_periods(
             "p": ("unit", adjusted),
             "follows": ("unit", (period == step) & (adjusted < stats.SIGNIFICANCE)),
             "score": (("unit", "candidate"), [[one.scores[c] for c in shown] for one in each]),
+            "by_phase": (("unit", "phase"), by),
             "gap": ("unit", np.ptp(by, axis=-1)),
             "detectable": (
                 "unit",
@@ -89,6 +93,7 @@ def unit_periods(
         coords={
             "unit": ["clean", *map(str, found["unit"].values)],
             "layer": ("unit", layer),
+            "phase": np.arange(step),
             "candidate": shown,
             "placebo": ("candidate", [c != step for c in shown]),
         },
@@ -111,7 +116,7 @@ def detectable_gap(
     Parameters
     ----------
     values : array [prompt, residue]
-        Only their spread within prompt_ids counts.
+        Only their spread within prompt_ids and phases counts: a gap that is there is no noise.
     stride : int
         S.
     power : float
@@ -133,8 +138,10 @@ def detectable_gap(
     centred = array - array.mean(axis=1, keepdims=True)
     freedom = array.size - len(array)
     within = freedom - (stride - 1)
-    sigma = float(np.sqrt((centred**2).sum() / freedom))
-    if sigma == 0 or within < 1:
+    by_cycle = centred.reshape(len(array), -1, stride)
+    noise = by_cycle - by_cycle.mean(axis=(0, 1))
+    sigma = float(np.sqrt((noise**2).sum() / within)) if within > 0 else 0.0
+    if sigma <= _STILL * float(np.abs(array).max(initial=0.0)) or within < 1:
         return 0.0
     bar = scipy_stats.f.isf(stats.SIGNIFICANCE / candidates, stride - 1, within)
 

@@ -10,9 +10,9 @@ from rich.text import Text
 from interp.figures.base import number, require, unit_order
 from interp.figures.table import _MOST_UNITS, _of, _p, _table, _titled
 from interp.specialization import arcs_text
-from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE
+from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE, unanswered
 
-__all__ = ["compare_table", "owner_table", "period_table", "table_of", "unanswered"]
+__all__ = ["compare_table", "owner_table", "period_table", "table_of"]
 
 _WIDEST_OWNERS = 4  # phases that fit beside the pairs at 80 columns
 _UNITS = (("pp", "change_pp", 1), ("nats", "change", 3))
@@ -23,23 +23,11 @@ def table_of(dataset: xr.Dataset) -> RenderableType | None:
     there = set(map(str, dataset.data_vars))
     if {"change_pp", "change", "mean_logprob"} <= there:
         return compare_table(dataset)
-    if {"follows", "detectable", "gap", "period"} <= there:
+    if {"follows", "detectable", "gap", "by_phase"} <= there:
         return period_table(dataset)
     if {"effect_logprob", "mass", "picked"} <= there:
         return owner_table(dataset)
     return None
-
-
-def unanswered(found: xr.Dataset) -> np.ndarray:
-    """Which phases have so few clean answers right that a loss of accuracy could not show: bool [phase].
-
-    Parameters
-    ----------
-    found : Dataset
-        With ``clean_correct (prompt, residue)`` and the axis ``phase``.
-    """
-    correct = found["clean_correct"].values.astype(int)
-    return correct.sum(axis=0).reshape(-1, found.sizes["phase"]).sum(axis=0) < MIN_CLEAN_CORRECT
 
 
 def compare_table(found: xr.Dataset) -> RenderableType:
@@ -79,9 +67,11 @@ def compare_table(found: xr.Dataset) -> RenderableType:
 
 def period_table(found: xr.Dataset) -> RenderableType:
     """Return the period, p, gap and detectable gap of every unit's effect; the quietest are counted alone."""
-    require(found, ["period", "p", "gap", "detectable", "follows", "score"], kind="unit_periods")
+    require(found, ["period", "p", "gap", "detectable", "follows", "score", "by_phase"], kind="unit_periods")
     stride, unit = int(found.attrs["stride"]), "nats" if found.attrs.get("scored") == "logprob" else "logits"
-    table = _table(["unit", "period", "p", f"gap ({unit})", "detectable", f"share at {stride}", "follows"])
+    table = _table(
+        ["unit", "period", "p", f"gap ({unit})", "detectable", f"share at {stride}", "lowest", "follows"]
+    )
     labels = [str(label) for label in found["unit"].values]
     p = found["p"].values.astype(float)
     order = [i for i in unit_order(labels) if labels[i] != "clean"]
@@ -94,7 +84,7 @@ def period_table(found: xr.Dataset) -> RenderableType:
         table.add_row(
             labels[i], str(int(one["period"]) or "none"), _p(p[i]), number(float(one["gap"]), 3),
             "–" if still else number(float(one["detectable"]), 3),
-            number(float(one["score"].sel(candidate=stride)), 3),
+            number(float(one["score"].sel(candidate=stride)), 3), str(int(one["by_phase"].values.argmin())),
             "yes" if bool(one["follows"]) and labels[i] != "clean" else "",
             style="bold" if bool(one["follows"]) else "",
         )  # fmt: skip
@@ -104,7 +94,7 @@ def period_table(found: xr.Dataset) -> RenderableType:
         "units). Clean is the unchanged run; units are the change that knocking them out makes.",
         f"Detectable: a gap between one phase and the others that is found with "
         f"{100 * float(found.attrs['power']):.0f}% power at n = {int(found.attrs['n_prompts'])} prompts a residue. "
-        "Share: of the variance, adjusted for the number of phases.",
+        "Share: of the variance, adjusted for the number of phases. Lowest: the phase at which it costs most.",
     ]
     if len(shown) < len(order):
         lines.append(f"{len(order) - len(shown)} more units, of higher p, are in the saved result.")
@@ -117,7 +107,7 @@ def owner_table(found: xr.Dataset) -> RenderableType:
     require(found, ["effect_logprob", "effect_pp", "clean_accuracy", "clean_correct"], kind="owner_effects")
     nats = found["effect_logprob"].transpose("unit", "phase").values.astype(float)
     p = found["effect_logprob_p"].values if "effect_logprob_p" in found else np.full(nats.shape, np.nan)
-    lost = unanswered(found)
+    lost = unanswered(found["clean_correct"].values, nats.shape[1])
     pp = np.where(lost, np.nan, found["effect_pp"].transpose("unit", "phase").values)
     wide = nats.shape[1] <= _WIDEST_OWNERS
     phases = [f"nats, {i}" for i in range(nats.shape[1])] + ["pp by phase"]

@@ -13,6 +13,7 @@ from interp.stats._data import (
     by_cycle,
     phase_gap,
     phase_means,
+    unanswered,
 )
 from interp.stats.controls import CONFIRMATORY_SEED, discover_confirm, placebo_strides
 from interp.stats.intervals import bca, family_interval, gap_interval, phase_intervals, wilson
@@ -61,5 +62,6 @@ __all__ = [
     "phase_means",
     "placebo_strides",
     "selectivity_test",
+    "unanswered",
     "wilson",
 ]

@@ -7,7 +7,7 @@ Column r of a residue axis holds residue r; its phase is r mod stride.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from numpy.typing import ArrayLike
 
 from hooks.errors import StatisticsError
@@ -21,6 +21,7 @@ __all__ = [
     "by_cycle",
     "phase_gap",
     "phase_means",
+    "unanswered",
 ]
 
 SIGNIFICANCE = 0.05
@@ -56,6 +57,11 @@ def phase_means(values: ArrayLike, stride: int) -> Float[np.ndarray, "... phase"
 def phase_gap(values: ArrayLike, stride: int) -> float:
     """Best minus worst phase mean of values [prompt, residue], in the values' own unit."""
     return float(np.ptp(phase_means(table(values), stride).mean(axis=0)))
+
+
+def unanswered(correct: ArrayLike, stride: int) -> Bool[np.ndarray, " phase"]:
+    """Phases with fewer than :data:`MIN_CLEAN_CORRECT` right answers of [prompt, residue]: nothing to lose there."""
+    return by_cycle(np.asarray(correct, dtype=int), stride).sum(axis=(0, 1)) < MIN_CLEAN_CORRECT
 
 
 def by_cycle(values: Shaped[np.ndarray, "... residue"], stride: int) -> Shaped[np.ndarray, "... cycle phase"]:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import xarray as xr
 
 import hooks
 from interp import results, v41_report
@@ -83,3 +84,47 @@ def test_the_page_states_every_number_with_its_n(tmp_path, monkeypatch):
         assert f"| {unit} | " in text
     assert f"{2 * modulus} prompts. The target's record is dropped" in text
     assert "| 46 |" not in text  # the prompts are shorter than the longest replay
+    # Untrained models answer nothing: said, and no loss of accuracy is made of it.
+    assert "Phase 0 stays lost in every layer that reads." in text
+    assert "There is no accuracy to lose there, only log p." in text
+    assert "nan" not in text
+    assert "-0.0" not in text
+
+
+def test_a_kept_result_is_taken_only_if_every_attribute_is_the_wanted_one(tmp_path):
+    path, made_so_far = tmp_path / "kept" / "a.nc", []
+
+    def taken(**wanted):
+        def make():
+            made_so_far.append(wanted)
+            return xr.Dataset({"x": ("phase", [float(len(made_so_far))])}, attrs=wanted)
+
+        return float(v41_report.kept_result(path, make, wanted)["x"][0])
+
+    assert taken(model_hash="a", seed=1) == 1
+    assert taken(model_hash="a", seed=1) == 1
+    assert taken(model_hash="a", seed=1, other_model_hash="b") == 2
+    assert taken(model_hash="a", seed=1, other_model_hash="b") == 2
+    assert taken(model_hash="a", seed=1, other_model_hash="retrained") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "holds"),
+    [
+        (
+            "compare v41-ced --unquantized",
+            ["gap, best minus worst phase", "accuracy (pp)", "log p(answer) (nats)"],
+        ),
+        (
+            "periods v41-ced --unit layer",
+            ["Period of each unit's effect", "detectable", "Follows stride 2: "],
+        ),
+        ("owners v41-ced", ["owner→reader", "nats, 1", "Unchanged accuracy (%) by phase: "]),
+    ],
+)
+def test_verbs_print_the_answer(line, holds, capsys):
+    assert main([*line.split(), "--n-per-residue", "3"]) == 0
+    text = capsys.readouterr().out
+    for each in holds:
+        assert each in text
+    assert "lowest  highest" not in text  # the table of a result that has none of its own

@@ -92,5 +92,11 @@ def test_a_detectable_gap_is_found_with_about_the_power_it_states(stride):
     assert found_share(gap / 3, stride) <= 0.5
 
 
+def test_a_gap_that_is_there_is_not_taken_for_noise():
+    noise = np.random.default_rng(0).normal(size=(6, 24))
+    assert detectable_gap(noise + 4.0 * (RESIDUES % 2), 2) == pytest.approx(detectable_gap(noise, 2))
+
+
 def test_nothing_that_varies_needs_no_gap():
     assert detectable_gap(np.zeros((4, 24)), 2) == 0.0
+    assert detectable_gap(np.tile(3.7 * (RESIDUES % 2), (4, 1)), 2) == 0.0

@@ -74,6 +74,7 @@ def periods(n: int) -> xr.Dataset:
     return xr.Dataset(
         {
             "period": ("unit", period), "p": ("unit", p), "period_p": ("unit", p / 2), "follows": ("unit", period == 2),
+            "by_phase": (("unit", "phase"), np.stack([period * 0.0, period * -0.75], axis=1)),
             "gap": ("unit", np.where(period == 2, 1.5, 0.0)), "detectable": ("unit", detectable),
             "score": (("unit", "candidate"), np.stack([period / 4, period * 0.0], axis=1)),
         },
@@ -84,8 +85,8 @@ def periods(n: int) -> xr.Dataset:
 
 def test_periods_prints_each_unit_and_who_follows():
     lines = shown(periods(4))
-    assert row(lines, "0.1") == ["0.1", "2", "0.004", "1.500", "0.250", "0.500", "yes"]
-    assert row(lines, "0.0") == ["0.0", "none", "0.800", "0.000", "–", "0.000"]
+    assert row(lines, "0.1") == ["0.1", "2", "0.004", "1.500", "0.250", "0.500", "1", "yes"]
+    assert row(lines, "0.0") == ["0.0", "none", "0.800", "0.000", "–", "0.000", "0"]
     assert row(lines, "clean")[1] == "none"
     assert any(line.startswith("Follows stride 2: 0.1 (p < 0.05 after Holm over 4 units).") for line in lines)
     assert lines[-1] == "– undefined: nothing varies."
