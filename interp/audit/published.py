@@ -101,7 +101,7 @@ def _check_needle(table: Mapping[str, Any], where: str) -> None:
 def _check_completion(table: Mapping[str, Any], where: str) -> None:
     lengths = table["filler_tokens"]
     for key in ("filler_tokens", "p_8", "p_32"):
-        if not isinstance(table[key], list) or len(table[key]) != len(lengths):
+        if not isinstance(table[key], list) or not lengths or len(table[key]) != len(lengths):
             raise StatisticsError(
                 f"{where}: {key}={_shown(table[key])}; valid: a list with one number for each length"
             )

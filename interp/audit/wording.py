@@ -15,6 +15,7 @@ __all__ = ["cross_lines", "interval", "notes", "number", "p_value", "period_text
 
 _FLOOR, _CEILING = 0.05, 0.98
 _MOST_LENGTHS = 6
+_SLOTS = ("docstring", "comment")
 _COUNTED = {
     "key_first": "the first token of the target's key",
     "key_last": "the last token of the target's key",
@@ -118,10 +119,10 @@ def fillers_text(task: Mapping[str, Any]) -> str:
     used, missing = task.get("usable_families", []), task.get("missing_lengths", {})
     text = f"Filler families: {', '.join(used)}"
     left = [
-        f"{family}, which cannot make {' or '.join(_lengths_text(slot, n) for slot, n in slots.items())}"
+        f"{family}, which cannot make {' or '.join(_lengths_text(slot, slots[slot]) for slot in _SLOTS if slot in slots)}"
         for family, slots in missing.items()
     ]
-    return f"{text}; left out, as the tokenizer merges them: {'; '.join(left)}." if left else f"{text}."
+    return f"{text}; left out: {'; '.join(left)}." if left else f"{text}."
 
 
 def _lengths_text(slot: str, lengths: Sequence[int]) -> str:

@@ -141,7 +141,6 @@ class CompletionTask:
             "families": list(self.families),
             "modulus": self.modulus,
             "chat": self.chat,
-            "longest_filler": self.longest_filler("docstring"),
             "usable_families": self.usable_families(),
             "missing_lengths": self.missing_lengths(),
         }

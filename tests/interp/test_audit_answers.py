@@ -12,6 +12,9 @@ from tokenizers import Tokenizer
 
 from hooks.errors import PhaselensError
 from interp.audit import audit, export
+from interp.audit.answers import read_answers
+from interp.audit.plan import make_plans
+from interp.audit.subject import open_subject
 from interp.tasks import CompletionTask, HuggingFaceTokenizer, NeedleTask
 from interp.tasks.tokenizers import reply_tokens
 from tests.interp.audit_models import WORDS, Finder, find, tokenizer
@@ -55,12 +58,22 @@ def served(path, **options):
     return [json.loads(line) for line in (path / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def scored(rows, path, answer, *, mark="", **options):
+def written(rows, path, answer, *, mark=""):
     lines = [json.dumps({"id": row["id"], **answer(row)}) for row in rows]
     (path / "answers.jsonl").write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
-    options = ONE | options
-    (found,) = audit(served_model(options["tokenizer"]), answers=path / "answers.jsonl", **options).values()
-    return found
+    return path / "answers.jsonl"
+
+
+def correct(rows, path, answer, *, mark="", **options):
+    """Which rows are right, by prompt."""
+    own = (ONE | options)["tokenizer"]
+    settings = {
+        "stride": None, "position": "key_last", "chat": False, "crossed": None, "seed": 0,
+        **{k: v for k, v in (ONE | options).items() if k not in ("tokenizer", "formats", "progress")},
+    }  # fmt: skip
+    plans = make_plans(open_subject(served_model(own), tokenizer=own), **settings)
+    scores = read_answers(written(rows, path, answer, mark=mark), plans, own)
+    return np.array([scores[row["id"]].correct for row in rows]).reshape(-1, 24)
 
 
 @pytest.mark.parametrize("pieces", ["letters", "words"])
@@ -77,13 +90,13 @@ def test_a_reply_to_a_chat_template_needs_no_space(pieces, tmp_path):
         lambda row: {"token_ids": row["answer_token_ids"]},
         lambda row: {"token_ids": [*own.encode(f" {row['answer']}"), *own.encode("\n")]},
     ):
-        assert scored(rows, tmp_path, right, **options)["correct"].all()
+        assert correct(rows, tmp_path, right, **options).all()
     for wrong in (
         lambda row: {"token_ids": own.encode(row["answer"] + "s")},
         lambda row: {"token_ids": []},
         lambda row: {"token_ids": [10**6, *own.encode(row["answer"])]},
     ):
-        assert not scored(rows, tmp_path, wrong, **options)["correct"].any()
+        assert not correct(rows, tmp_path, wrong, **options).any()
 
 
 @pytest.mark.parametrize("pieces", ["letters", "words"])
@@ -157,11 +170,9 @@ def test_a_candidate_of_two_tokens_must_be_whole(tmp_path):
     def beginning(row):
         return {"token_ids": own.encode({"32": "34", "8": "8"}[row["answer"]])}
 
-    found = scored(rows, tmp_path, beginning, **options)
-    assert found["correct"].values[:, 0].tolist() == [row["answer"] == "8" for row in rows[::24]]
-    assert scored(rows, tmp_path, lambda r: {"token_ids": own.encode(r["answer"])}, **options)[
-        "correct"
-    ].all()
+    right = correct(rows, tmp_path, beginning, **options)
+    assert right[:, 0].tolist() == [row["answer"] == "8" for row in rows[::24]] == [True, False]
+    assert correct(rows, tmp_path, lambda r: {"token_ids": own.encode(r["answer"])}, **options).all()
 
 
 def test_completion_behind_a_chat_template_takes_the_reply_s_token():
@@ -175,7 +186,8 @@ def test_completion_behind_a_chat_template_takes_the_reply_s_token():
 
 def test_without_a_log_probability_of_others_there_is_no_margin(tmp_path):
     rows = served(tmp_path)
-    found = scored(rows, tmp_path, lambda row: {"text": row["answer"], "logprob": -0.5})
+    answers = written(rows, tmp_path, lambda row: {"text": row["answer"], "logprob": -0.5})
+    found = audit(Finder(never), answers=answers, **ONE)["needle"]
     assert "margin" not in found
     assert set(np.unique(found["logprob"])) == {-0.5}
     assert found.attrs["period_on"] == "logprob"
@@ -183,9 +195,10 @@ def test_without_a_log_probability_of_others_there_is_no_margin(tmp_path):
 
 def test_what_servers_and_editors_write_is_read(tmp_path):
     rows = served(tmp_path)
-    found = scored(
+    answers = written(
         rows, tmp_path, lambda row: {"text": row["answer"], "token_ids": None, "logprob": None}, mark="\ufeff"
     )
+    found = audit(Finder(never), answers=answers, **ONE)["needle"]
     assert found["correct"].all()
     assert not {"logprob", "margin"} & set(found.data_vars)
 

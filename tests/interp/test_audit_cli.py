@@ -95,6 +95,13 @@ def test_without_o_the_page_goes_to_reports(monkeypatch, tmp_path, capsys):
         ("audit tiny --export no/such/folder/p.jsonl", "no folder"),
         ("audit tiny --tokenizer nothing", "token ids"),
         ("audit tinny", "valid: tiny"),
+        ("audit --published needle_128k --answers a.jsonl", "--published .* --answers would do nothing"),
+        ("audit --published needle_128k --limit 24", "--published .* --limit would do nothing"),
+        ("audit --published needle_128k --n-per-residue 8", "--n-per-residue would do nothing"),
+        ("audit tiny --export p.jsonl --answers a.jsonl", "--export .* --answers would do nothing"),
+        ("audit tiny --export p.jsonl -o x", "--export .* --out would do nothing"),
+        ("audit tiny --answers a.jsonl --resume", "--answers .* --resume would do nothing"),
+        ("audit tiny --answers a.jsonl --device cuda", "--answers .* --device would do nothing"),
     ],
 )
 def test_a_mistake_is_one_line(line, told, tmp_path, monkeypatch, capsys):

@@ -104,3 +104,42 @@ def test_a_flat_table_of_one_s_own_has_no_gap(tmp_path):
 def test_a_table_that_cannot_be_drawn_names_those_that_can(name):
     with pytest.raises(StatisticsError, match=r"completion_fp8.*needle_128k|needle_128k.*completion_fp8"):
         load_table(name)
+
+
+MODEL = {"name": "a", "stride": 4, "n_per_residue": 8, "correct": [1, 2, 3, 4, 5, 6, 7, 8]}
+SERIES = {"filler_tokens": [1, 2, 3], "p_8": [0.1, 0.2, 0.3], "p_32": [0.5, 0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"models": [3]}, "is not a needle test"),
+        ({"models": [MODEL, 3]}, "model 2 is 3; valid: name, stride"),
+        ({"models": [{k: v for k, v in MODEL.items() if k != "stride"}]}, "model 1 has no stride"),
+        ({"models": [MODEL | {"name": 5}]}, "model 1: name=5"),
+        ({"models": [MODEL | {"name": "…"}]}, "a letter or digit"),
+        ({"models": [MODEL | {"correct": "abc"}]}, "model 'a': correct='abc'; valid: one count a residue"),
+        ({"models": [MODEL | {"correct": [1] * 7}]}, "whole cycles of stride 4"),
+        ({"models": [MODEL | {"correct": [9] * 8}]}, "correct holds 9; valid: whole numbers 0 to 8"),
+        ({"models": [MODEL | {"correct": [None] * 8}]}, "correct holds None"),
+        ({"models": [MODEL | {"stride": "x"}]}, "model 'a': stride='x'; valid: a whole number from 2 on"),
+        ({"models": [MODEL | {"stride": 0}]}, "stride=0"),
+        ({"models": [MODEL | {"n_per_residue": True}]}, "n_per_residue=True"),
+        ({"models": [MODEL, MODEL]}, "model 'a': a second model of that name"),
+        ({"models": [MODEL | {"name": "a/b"}, MODEL | {"name": "a:b"}]}, "a second model of that name"),
+        (SERIES | {"p_32": [0.5, "x", 0.5]}, "p_32 holds 'x'; valid: probabilities 0 to 1"),
+        (SERIES | {"p_8": [0.5, float("nan"), 0.5]}, "p_8 holds nan"),
+        (SERIES | {"p_8": [0.5]}, "one number for each length"),
+        (SERIES | {"p_8": 3}, "p_8=3; valid: a list"),
+        (SERIES | {"filler_tokens": 3}, "filler_tokens=3; valid: a list"),
+        (SERIES | {"filler_tokens": [1, "2", 3]}, "filler_tokens holds '2'"),
+        (SERIES | {"filler_tokens": [1, 1, 3]}, "filler_tokens holds a length twice"),
+    ],
+)
+def test_a_table_with_a_mistake_names_the_model_and_the_field(table, told, tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(table))
+    with pytest.raises(StatisticsError, match=re.escape(told)) as error:
+        audit_published(str(path), out=tmp_path / "o")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "o").exists()

@@ -229,3 +229,17 @@ def test_bad_calls(small: HuggingFaceTokenizer) -> None:
         SMALL.sample(0, seed=0)
     with pytest.raises(TaskError, match="valid: 3 or more"):
         NeedleTask.from_tokenizer(small, record_tokens=2)
+
+
+def test_long_keys_and_every_key_there_is(small: HuggingFaceTokenizer) -> None:
+    task = NeedleTask.from_tokenizer(small, length=400, n_records=8, record_tokens=14, modulus=8)
+    assert (task.key_tokens, task.sample(8, seed=0).tokens.shape) == (12, (8, 400))
+    every = dataclasses.replace(SMALL, key_ids=(100, 101, 102, 103), n_records=16)
+    for row in every.sample(3 * 8, seed=0).tokens[::8].tolist():
+        assert sorted(read(row)[0]) == sorted((a, b) for a in range(100, 104) for b in range(100, 104))
+
+
+@pytest.mark.parametrize("replies", [(1, 2), tuple([5] * 20)])
+def test_replies_that_cannot_be_told_apart(replies: tuple[int, ...]) -> None:
+    with pytest.raises(TaskError, match="different reply_ids for 20 value_ids"):
+        dataclasses.replace(SMALL, reply_ids=replies)
