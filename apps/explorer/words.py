@@ -9,7 +9,10 @@ import streamlit as st
 __all__ = ["failed", "plain"]
 
 # Streamlit takes :name: and :name[…] for icons and colours, $ for formulas, beside all that Markdown has.
-_SIGNS = re.compile(r"[\\`*_{}\[\]<>$~#|&^]|:(?=[\w/])|(?<=\w)@(?=\w)|(?<=www)\.|^[-+=>]")
+# An underscore inside a word means nothing to Markdown.
+_SIGNS = re.compile(
+    r"[\\`*{}\[\]<>$~#|&^]|(?<![^\W_])_|_(?![^\W_])|:(?=[\w/])|(?<=\w)@(?=\w)|(?<=www)\.|^[-+=>]"
+)
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 

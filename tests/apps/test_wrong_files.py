@@ -129,6 +129,7 @@ def test_more_cells_than_a_page_can_draw_are_refused(tmp_path):
         (":material/home: :red[x] $x$", r"\:material/home: \:red\[x\] \$x\$"),
         ("<img src=x>", r"\<img src=x\>"),
         ("# one\n\n    two", r"\# one two"),
+        ("max_bytes of __init__", r"max_bytes of \_\_init\_\_"),
         ("- item", r"\- item"),
         ("1. item", r"1\. item"),
         ("effect of 1.0: −3.5 (S = 4)", "effect of 1.0: −3.5 (S = 4)"),
