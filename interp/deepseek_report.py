@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Measure the trained models of Hugging Face's DeepSeek-V4 class."
     )
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/deepseek.md"))
-    parser.add_argument("-n", "--n-per-residue", type=int, default=10)
+    parser.add_argument("-n", "--n-per-residue", type=int, default=48)
     parser.add_argument("--seed", type=int, default=stats.CONFIRMATORY_SEED)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(argv)

@@ -135,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description="Measure shared caches, picks and stored precision.")
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/v41.md"))
-    parser.add_argument("-n", "--n-per-residue", type=int, default=10)
-    parser.add_argument("--n-owners", type=int, default=10, help="prompts per residue for the owner matrix")
+    parser.add_argument("-n", "--n-per-residue", type=int, default=48)
+    parser.add_argument("--n-owners", type=int, default=24, help="prompts per residue for the owner matrix")
     parser.add_argument("--seed", type=int, default=stats.CONFIRMATORY_SEED)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
