@@ -46,6 +46,6 @@ def hash_model(hf_model: Any, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        flat: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(flat)
     return digest.hexdigest()

@@ -152,7 +152,8 @@ def markdown(found: dict[str, Any]) -> str:
         "# Hugging Face's DeepSeek-V4 class, trained on recall",
         "",
         "Made by `python -m interp.deepseek_report -o docs/deepseek.md`; intervals are 95%, over prompts, seed "
-        f"{found['seed']}; phases are counted by stride {STRIDE}.",
+        f"{found['seed']}; phases are counted by stride {STRIDE}. In 5% of "
+        "samples a multiple of the period passes its nested test.",
         "",
         "## A report and an audit of the same model agree",
         "",
