@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from interp.specialization import arcs_text
+from interp.specialization import served_text
 from interp.stats import period_label
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def _phase_table(found: Mapping[str, xr.Dataset]) -> str:
         row = [str(phase), _number(100 * float(sweep["accuracy"][i])), f"{_number(low)} – {_number(high)}"]
         if served is not None:
             units = served["unit"].values[served["serves"].sel(phase=phase).values]
-            row.append(", ".join(map(str, units)) or "no unit")
+            unknown = bool(served["loss"].sel(phase=phase).isnull().all())
+            row.append(
+                ", ".join(map(str, units)) or ("undefined (accuracy too low)" if unknown else "no unit")
+            )
         rows.append(row)
     head = ["phase", "accuracy (%)", "95% interval"] + (["served by"] if served is not None else [])
     return _table("Accuracy by phase", head, rows)
@@ -109,7 +112,7 @@ def _unit_table(served: xr.Dataset) -> str:
         rows.append(
             [
                 str(unit),
-                arcs_text(served["serves"][i].values),
+                served_text(served["serves"][i].values, loss),
                 _number(worst),
                 _number(float(served["selectivity"][i]), 2),
                 _number(float(served["p_selective"][i]), 3),

@@ -19,7 +19,7 @@ from interp.stats import (
     selectivity_test,
 )
 
-__all__ = ["arcs_text", "served_arcs", "served_text", "specialization"]
+__all__ = ["arcs_text", "served_arcs", "served_text", "specialization", "unserved"]
 
 
 def specialization(
@@ -159,6 +159,19 @@ def served_text(serves_row: ArrayLike, loss_row: ArrayLike) -> str:
     if undefined.all():
         return "undefined (accuracy too low)"
     return f"{arcs_text(serves_row)}; undefined at {arcs_text(undefined)} (accuracy too low)"
+
+
+def unserved(specialization: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Split the phases that no unit serves: those where losses could be measured, and those where none could.
+
+    Returns
+    -------
+    tuple of bool arrays [phase]
+        Served by no unit; undefined, because too few clean answers are right there.
+    """
+    undefined = np.isnan(specialization["loss"].values.astype(float)).all(axis=0)
+    uncovered = specialization["uncovered"].values.astype(bool)
+    return uncovered & ~undefined, uncovered & undefined
 
 
 def _matrix(effects: Any) -> Float[np.ndarray, "unit column"]:

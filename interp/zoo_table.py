@@ -59,7 +59,7 @@ def zoo_page(
 def _row(name: str, n_per_residue: int, seed: int) -> str:
     from hooks import load
     from interp.knockout import knockout
-    from interp.specialization import arcs_text, specialization
+    from interp.specialization import arcs_text, specialization, unserved
     from interp.sweep import phase_sweep
     from interp.tasks import RecallTask
 
@@ -73,6 +73,7 @@ def _row(name: str, n_per_residue: int, seed: int) -> str:
         for unit, row in zip(served["unit"].values, served["serves"].values, strict=True)
         if row.any()
     ]
+    bare, unknown = unserved(served)
     attrs = sweep.attrs
     low, high = attrs["gap_pp_low"], attrs["gap_pp_high"]
     interval = f"[{low:.1f}, {high:.1f}]" if low == low else "[–]"
@@ -84,7 +85,7 @@ def _row(name: str, n_per_residue: int, seed: int) -> str:
         f"{attrs['null_gap_pp']:.1f}",
         f"{period} ({attrs['period_p']:.3f})",
         "; ".join(heads) or "none",
-        arcs_text(served["uncovered"].values),
+        arcs_text(bare) + (f"; undefined at {arcs_text(unknown)}" if unknown.any() else ""),
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -16,7 +16,7 @@ __all__ = ["PARTS", "check_audit", "check_report"]
 _NEEDED = {
     "sweep": "accuracy accuracy_low accuracy_high accuracy_residue gap_pp worst_phase stride",
     "knockout": "effect unit phase stride",
-    "specialization": "serves selectivity p_effect p_selective uncovered unit phase",
+    "specialization": "serves loss selectivity p_effect p_selective uncovered unit phase",
     "gates": "profile_key profile_value static_key static_value per_window_key per_window_value unit phase",
     "cycling": "observed observed_low observed_high predicted r2 r2_inner shift phase model n n_inner",
     "patch": "effect_logprob effect_logprob_p unit phase",

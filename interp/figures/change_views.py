@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -112,7 +115,6 @@ def takes_over_map(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
     a, values = found.attrs, found["takes_over"].values
     rows = [str(unit) for unit in found["unit"].values]
     best = np.unravel_index(int(np.nanargmax(values)), values.shape)
-    replaced = REPLACED.get(str(a.get("replace")), "its mean")
     return cell_map(
         values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
         y_title="other unit", value_name="takes over (nats)",
@@ -124,7 +126,7 @@ def takes_over_map(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
         ),
         caption=(
             f"How much more each other unit{_of(found)} is worth once {a['gone']} is gone: mean log-probability (nats) "
-            f"its removal costs then, minus what it costs now. Each is replaced by {replaced} at the final position; "
+            f"its removal costs then, minus what it costs now. Each {_done(a)}; "
             f"{int(a['n_per_residue'])} prompts a residue, seed {int(a['seed'])}. Outlined: family-wise p < 0.05."
         ),
     )  # fmt: skip
@@ -180,11 +182,15 @@ def target_by_query(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figu
 
 def _removal(found: xr.Dataset) -> str:
     """What was done, as a clause."""
-    unit, how = str(found["unit"].values[0]), str(found.attrs.get("replace", "mean"))
+    return f"{found['unit'].values[0]} {_done(found.attrs)}"
+
+
+def _done(attrs: Mapping[str, Any]) -> str:
+    how = str(attrs.get("replace", "mean"))
     if how == "masked":
-        return f"{unit} is masked"
-    at = {"all": "at all positions"}.get(str(found.attrs.get("at", "final")), "at the final position")
-    return f"{unit} is replaced by {REPLACED.get(how, how)} {at}"
+        return "is masked"
+    at = {"all": "at all positions"}.get(str(attrs.get("at", "final")), "at the final position")
+    return f"is replaced by {REPLACED.get(how, how)} {at}"
 
 
 def _of(found: xr.Dataset) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from interp.figures.base import number, require, unit_order
 from interp.figures.gate_units import gate_unit
-from interp.specialization import arcs_text
+from interp.specialization import arcs_text, unserved
 from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE, period_label
 
 __all__ = [
@@ -147,10 +147,11 @@ def unit_table(
         table.add_row(
             *row, *([peaks.get(labels[i], "–")] if peaks else []), style="bold" if serves.any() else ""
         )
-    uncovered = specialization["uncovered"].values.astype(bool)
+    uncovered, unknown = unserved(specialization)
     plural = "s" if uncovered.sum() > 1 else ""
     none = f"phase{plural} {arcs_text(uncovered)}" if uncovered.any() else "no phase"
     none = "every phase" if uncovered.all() else none
+    none += f"; undefined at {arcs_text(unknown)}: too few answers are right there" if unknown.any() else ""
     lines = [f"Served by no unit: {none}."]
     if quiet:
         verbs = ("s serve", "change") if quiet > 1 else (" serves", "changes")

@@ -139,7 +139,9 @@ def reported(folder: Path, reports: Path, **attrs: Any) -> None:
 
 def test_what_takes_over_is_run_as_the_report_was_made(reports, tmp_path, open_page, monkeypatch):
     task = RecallTask.for_model(load("tiny"), padding="prefix")
-    reported(tmp_path, reports, replace="zero", seed=3, task=json.dumps(task.describe(), sort_keys=True))
+    reported(
+        tmp_path, reports, replace="zero", at="all", seed=3, task=json.dumps(task.describe(), sort_keys=True)
+    )
     asked: list[Any] = []
 
     def instead(model: Any, task: Any, **options: Any) -> xr.Dataset:
@@ -153,8 +155,8 @@ def test_what_takes_over_is_run_as_the_report_was_made(reports, tmp_path, open_p
     assert app.error[0].value.endswith("seen.")
     ((task_run, options),) = asked
     assert task_run == task
-    assert {name: options[name] for name in ("gone", "unit", "replace", "seed")} == {
-        "gone": "0.1", "unit": "kv_head", "replace": "zero", "seed": 3,
+    assert {name: options[name] for name in ("gone", "unit", "replace", "at", "seed")} == {
+        "gone": "0.1", "unit": "kv_head", "replace": "zero", "at": "all", "seed": 3,
     }  # fmt: skip
 
 
@@ -178,14 +180,6 @@ def test_what_cannot_be_run_as_it_was_is_not_run(attrs, said, reports, monkeypat
     with pytest.raises(PhaselensError) as raised:
         head_live._same_settings(stored | attrs)
     assert said in str(raised.value)
-
-
-def test_units_removed_everywhere_have_no_such_run(reports, tmp_path, open_page):
-    reported(tmp_path, reports, at="all")
-    app = open_page(tmp_path, "heads", unit="0.1", look="1")
-    assert not app.exception
-    assert not [one for one in app.button if one.key == "backup"]
-    assert any("units that are removed at every position" in one.value for one in app.caption)
 
 
 # ---- the compressor's switches

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hooks.errors import StatisticsError
 from interp.published import load_published
-from interp.specialization import arcs_text, served_arcs, specialization
+from interp.specialization import arcs_text, served_arcs, served_text, specialization, unserved
 from tests.interp.simulated_recall import ablated_rows, clean_rows
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "published" / "knockout_w8s8_1kv_seed42.json"
@@ -275,3 +275,27 @@ def test_served_arcs_rebuild_the_row_and_never_touch(row):
     assert sorted(covered) == [phase for phase in range(size) if row[phase]]
     if not all(row):
         assert all(not row[first - 1] and not row[(last + 1) % size] for first, last in served_arcs(row))
+
+
+def test_a_phase_with_too_few_right_answers_is_undefined_not_unserved():
+    """Four phases, 30 prompts each: phase 3 is right 5 times only, so nothing can be said of it."""
+    clean = np.ones((30, 4), bool)
+    clean[5:, 3] = False
+    after = clean[None].repeat(2, 0)
+    after[0, :, :2] = False  # unit 0 costs phases 0 and 1 everything; nobody touches 2
+    found = specialization(
+        xr.Dataset(
+            {
+                "correct": (("unit", "prompt", "residue"), after),
+                "clean_correct": (("prompt", "residue"), clean),
+            },
+            coords={"unit": ["0.0", "0.1"]},
+        ),
+        4,
+    )
+    bare, unknown = unserved(found)
+    assert bare.tolist() == [False, False, True, False]
+    assert unknown.tolist() == [False, False, False, True]
+    assert (
+        served_text(found.serves.values[0], found.loss.values[0]) == "0–1; undefined at 3 (accuracy too low)"
+    )

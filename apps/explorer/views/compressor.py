@@ -82,14 +82,14 @@ def _follow(hooked: Any, prompt: int, gates: str) -> xr.Dataset | None:
 
 def _strip(followed: xr.Dataset) -> None:
     """The strip of windows, the token that is followed, and both by shift."""
-    from interp.figures.prompt_views import target_by_shift, token_windows
+    from interp.figures.prompt_views import sharpest, target_by_shift, token_windows
     from interp.follow import shifted
 
     stride = int(followed.attrs["phase_stride"])
     units = [str(u) for u in followed["unit"].values]
     one, two, three = st.columns([2, 2, 3])
     with one:
-        unit = choice("KV head (layer.head)", "unit", units, default=_sharpest(followed))
+        unit = choice("KV head (layer.head)", "unit", units, default=sharpest(followed))
     with two:
         there = [b for b in _BRANCH if np.isfinite(followed[f"gate_{b}"].sel(unit=unit)).any()]
         branch = choice("Gates of", "branch", there, names=_BRANCH)
@@ -154,12 +154,6 @@ def _path(at: xr.Dataset, token: int) -> list[dict[str, Any]]:
         row["state"] = "stored" if closed else "window still open: no entry yet"
         rows.append(row)
     return rows
-
-
-def _sharpest(followed: xr.Dataset) -> str:
-    """The KV head whose key gate depends most on the target's phase."""
-    spread = followed["target_key"].max("residue") - followed["target_key"].min("residue")
-    return str(spread.fillna(-1.0).idxmax("unit").item())
 
 
 def _plane(hooked: Any) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import numpy as np
 import streamlit as st
 import xarray as xr
 
@@ -16,18 +15,11 @@ from apps.explorer.parts import figure
 from apps.explorer.state import screen_theme, whole_number
 from apps.explorer.words import plain
 from hooks.errors import PhaselensError
+from interp.figures.change_views import REPLACED, takes_over_map
 
 __all__ = ["look_inside"]
 
 PER_RESIDUE = 8
-_PADDING = {"in_sequence": "in-sequence padding", "prefix": "prefix padding"}
-_REPLACED = {
-    "mean": "replaced by its mean",
-    "zero": "replaced by zero",
-    "phase_mean": "replaced by its mean at the same phase",
-    "resample": "replaced by its value in another prompt",
-    "masked": "masked",
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ def _same_settings(attrs: Mapping[str, Any]) -> _Run:
     if not 0 <= seed < 2**63 or seed != int(seed):
         raise PhaselensError(f"These results have seed {seed}, with which nothing is run here")
     replace = str(attrs.get("replace", "mean"))
-    if replace not in _REPLACED:
+    if replace not in (*REPLACED, "masked"):
         raise PhaselensError(f"These results have units replaced by {replace!r}, which is not known here")
     return _Run(model, task, int(seed), str(attrs.get("unit_kind", "kv_head")), replace)
 
@@ -127,13 +119,13 @@ def _attention(unit: str, knockout: xr.Dataset, run: _Run) -> None:
 
 
 def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
-    at: Literal["final", "all"] = "all" if attrs.get("at") == "all" else "final"
-    if "+" in unit or at == "all":
-        why = "sets of units" if "+" in unit else "units that are removed at every position"
-        st.caption(f"What takes over is not measured for {why}.")
+    if "+" in unit:
+        st.caption("What takes over is not measured for sets of units.")
         return
+    at: Literal["final", "all"] = "all" if attrs.get("at") == "all" else "final"
     arguments = {
-        "gone": unit, "unit": run.kind, "replace": run.replace, "padding": run.task.padding, "seed": run.seed,
+        "gone": unit, "unit": run.kind, "replace": run.replace, "at": at, "padding": run.task.padding,
+        "seed": run.seed,
     }  # fmt: skip
     pressed = st.button("Measure what takes over when it is gone", key="backup")
     found = live.kept("what takes over", run.model, arguments)
@@ -145,33 +137,10 @@ def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
 
         replace: Any = "mean" if run.replace == "masked" else run.replace  # nothing is written where it masks
         return takes_over(
-            run.model, run.task, gone=unit, unit=run.kind, replace=replace, n=PER_RESIDUE * run.task.modulus,
-            seed=run.seed, progress=False,
+            run.model, run.task, gone=unit, unit=run.kind, replace=replace, at=at,
+            n=PER_RESIDUE * run.task.modulus, seed=run.seed, progress=False,
         )  # fmt: skip
 
     found = live.run("what takes over", run.model, arguments, work, stop=True)
     if found is not None:
-        _draw(unit, found, run)
-
-
-def _draw(unit: str, found: xr.Dataset, run: _Run) -> None:
-    from interp.figures.cell_map import cell_map
-
-    values = found["takes_over"].values
-    sure = {(int(r), int(c)) for r, c in zip(*np.nonzero(found["takes_over_p"].values < 0.05), strict=True)}
-    rows = [str(u) for u in found["unit"].values]
-    best = np.unravel_index(int(np.nanargmax(values)), values.shape)
-    where = "" if run.replace == "masked" else " at the final position"
-    drawn = cell_map(
-        values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
-        y_title="other unit", value_name="takes over (nats)", limit=max(0.1, float(np.nanmax(np.abs(values)))),
-        outlined=sure, theme=screen_theme(150),
-        alt=f"Most is taken over by {rows[best[0]]} at phase {best[1]}: {values[best]:.2f} nats.",
-        caption=(
-            f"How much more each other unit is worth once {unit} is gone: mean log-probability (nats) its "
-            "removal costs then, minus what it costs now. Outlined: family-wise p < 0.05. As in the report, a "
-            f"unit is {_REPLACED[run.replace]}{where}, prompts have seed {run.seed} and "
-            f"{_PADDING[run.task.padding]}; {PER_RESIDUE} of them a residue."
-        ),
-    )  # fmt: skip
-    figure(drawn, f"takes-over-{unit}")
+        figure(takes_over_map(found, theme=screen_theme(150)), f"takes-over-{unit}")

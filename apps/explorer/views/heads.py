@@ -15,7 +15,7 @@ from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
 from interp.figures.base import number
 from interp.figures.gate_units import gate_unit, gates_beside
-from interp.specialization import arcs_text
+from interp.specialization import served_text
 
 _ACROSS = {"phase": "phases", "residue": "residues"}
 _LABEL = {"kv_head": "layer.head", "head": "layer.head", "gate_offset": "layer.offset"}
@@ -111,7 +111,7 @@ def _sentence(unit: str, served: xr.Dataset | None) -> str:
         return "Whether it serves a phase was not tested: this folder has no specialization.nc."
     row = served.sel(unit=unit)
     selectivity = float(row["selectivity"])
-    words = f"**{plain(unit)} serves phases: {arcs_text(row['serves'].values.astype(bool))}.**"
+    words = f"**{plain(unit)} serves phases: {served_text(row['serves'].values.astype(bool), row['loss'].values)}.**"
     if selectivity == selectivity:
         words += f" Selectivity {selectivity:.2f} (0: all phases alike, 1: one alone)."
     return words + f" Test of selectivity: p = {float(row['p_selective']):.3g}."

@@ -11,6 +11,7 @@ from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, choices, screen_theme, slider, tabs, whole_number
 from interp.figures.base import number
+from interp.figures.change_views import REPLACED, before_and_after, direct_and_total
 from interp.figures.patch_maps import patch_by_phase, patch_by_place
 
 _UNITS = {"kv_head": "KV heads", "head": "query heads", "layer": "whole layers"}
@@ -18,12 +19,6 @@ _PARTS = {
     "unit": "outputs of units",
     "position": "the stream at one position, layer by layer",
     "entry": "one entry, layer by layer",
-}
-_REPLACE = {
-    "mean": "its mean",
-    "zero": "zero",
-    "phase_mean": "its mean at the same phase",
-    "resample": "its value in another prompt",
 }
 
 
@@ -81,7 +76,7 @@ def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
     only = choices("Remove together", "remove", labels, default=labels[:1])
     left, right = st.columns(2)
     with left:
-        replace: Any = choice("Replaced by", "replace", list(_REPLACE), names=_REPLACE)
+        replace: Any = choice("Replaced by", "replace", list(REPLACED), names=REPLACED)
     with right:
         prompt = whole_number("Prompt to look at", "prompt", 0, 99, default=0)
     if not only:
@@ -103,32 +98,8 @@ def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
     found = live.run("removal", hooked, arguments, work, stop=True)
     if found is None:
         return
-    _by_phase(found)
+    figure(before_and_after(found, theme=screen_theme(190)), "before-and-after")
     _one_prompt(hooked, kind, only, replace, prompt)
-
-
-def _by_phase(found: xr.Dataset) -> None:
-    from interp.figures.series import Series, lines
-    from interp.stats import phase_intervals
-
-    stride = int(found.attrs["stride"])
-    named = {}
-    for name, correct in (
-        ("before", found["clean_correct"].values), ("after", found["correct"].values[0])
-    ):  # fmt: skip
-        low, high = (100 * bound for bound in phase_intervals(correct, stride))
-        mean = 100 * correct.reshape(correct.shape[0], -1, stride).mean((0, 1))
-        named[name] = Series(mean.tolist(), low.tolist(), high.tolist())
-    drawn = lines(
-        named, range(stride), x_title="phase of the target", y_title="accuracy (%)", y_range=(-3, 103),
-        cycle=stride, theme=screen_theme(190),
-        caption=(
-            f"Accuracy by phase before and after {found['unit'].values[0]} is replaced by "
-            f"{_REPLACE[str(found.attrs['replace'])]} at the final position; bars are BCa 95% intervals over "
-            "prompts where there are at least ten."
-        ),
-    )  # fmt: skip
-    figure(drawn, "before-and-after")
 
 
 def _one_prompt(hooked: Any, kind: str, only: list[str], replace: Any, prompt: int) -> None:
@@ -233,23 +204,7 @@ def _direct(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
     found = live.run("direct and total effects", hooked, arguments, work, stop=True)
     if found is None:
         return
-    from interp.figures.series import Series, lines
-
     unit = choice(
         "Unit shown", "shown", labels, default=str(found["total"].min("phase").idxmin("unit").item())
     )
-    row = found.sel(unit=unit)
-    named = {
-        name: Series(*(row[f"{name}{end}"].values.tolist() for end in ("", "_low", "_high")))
-        for name in ("direct", "total")
-    }
-    stride = row.sizes["phase"]
-    drawn = lines(
-        named, range(stride), x_title="phase of the target", y_title="Δ log-probability (nats)", cycle=stride,
-        theme=screen_theme(190),
-        caption=(
-            f"Mean change of the answer's log-probability when {unit} is replaced by its mean at the final "
-            "position; bars are BCa 95% intervals over prompts where there are at least ten."
-        ),
-    )  # fmt: skip
-    figure(drawn, f"direct-and-total-{unit}")
+    figure(direct_and_total(found, unit, theme=screen_theme(190)), f"direct-and-total-{unit}")
