@@ -7,7 +7,7 @@ import pytest
 from hooks.checkpoint import zoo
 
 SHAPES = ("hfv4-mix", "v41-ced", "full-4kv")
-QUICK = [pytest.param("hfv4-mix", marks=pytest.mark.slow), "v41-ced", "full-4kv"]
+QUICK = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("hfv4-mix", "v41-ced")), "full-4kv"]
 
 
 def fine(app) -> list[str]:

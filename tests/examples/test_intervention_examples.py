@@ -1,4 +1,4 @@
-"""The two examples of interventions, run as a user would run them."""
+"""The two examples of interventions, run as scripts."""
 
 import re
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from pathlib import Path
 
@@ -37,6 +39,29 @@ def test_it_is_committed_without_outputs():
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
+SAID = (
+    "layer 0: ", "accuracy by phase: ", "served by none", "depends most on the phase",
+    "after ", "direct effect by phase", "phaselens figures ",
+)  # fmt: skip
+
+
+def test_its_cells_run_one_after_the_other(tmp_path, monkeypatch):
+    """In this process; as a notebook, in a kernel of its own, below."""
+    monkeypatch.chdir(ROOT)
+    out, printed = tmp_path / "out", io.StringIO()
+    names: dict[str, object] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(printed):
+        for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+            if cell.cell_type == "code":
+                exec(compile(cell.source, "a cell", "exec"), names)
+            if "parameters" in cell.metadata.get("tags", []):
+                names |= {"MODEL": "tiny", "N_PER_RESIDUE": 10, "OUT": str(out), "FORMATS": ("html",)}
+    assert {file.name for file in out.iterdir()} >= {"sweep.nc", "index.html", "figure.html", "figure.csv"}
+    for said in SAID:
+        assert said in printed.getvalue(), said
+
+
+@pytest.mark.slow
 def test_it_runs_from_the_first_cell_to_the_figure(tmp_path, monkeypatch):
     out = tmp_path / "out"
     notebook = execute(
@@ -44,10 +69,7 @@ def test_it_runs_from_the_first_cell_to_the_figure(tmp_path, monkeypatch):
     )
     assert {file.name for file in out.iterdir()} >= {"sweep.nc", "index.html", "figure.html", "figure.csv"}
     words = told(notebook)
-    for said in (
-        "layer 0: ", "accuracy by phase: ", "served by none", "depends most on the phase",
-        "after ", "direct effect by phase", "phaselens figures ",
-    ):  # fmt: skip
+    for said in SAID:
         assert said in words, said
     drawn = [
         output

@@ -274,6 +274,7 @@ def check_outputs(folder, n):
     assert {row["verdict"] for row in found if "gap" in row["claim"].lower()} <= {"undecided"}
 
 
+@pytest.mark.slow
 def test_a_run_on_two_small_models(tmp_path):
     """The whole way on real runs of small models, in the places of two that take longer."""
     from hooks.config import preset

@@ -105,7 +105,7 @@ def test_the_tables_say_what_the_results_say():
     assert ["0", "100.0", "undefined – undefined", "0.1"] in rows
     assert ["1", "25.0", "12.5 – 50.0", "no unit"] in rows
     assert ["0.1", "0", "97.0", "0.88", "0.001"] in rows
-    assert ["1.0", "none", "undefined", "undefined", "undefined"] in rows
+    assert ["1.0", "undefined (accuracy too low)", "undefined", "undefined", "undefined"] in rows
     assert "Gap 75.0 pp (95% interval 50.0 to 87.5)" in text
     assert "Period in the data: none (p = 0.250)" in text
     assert "install &lt;x&gt;" in text
