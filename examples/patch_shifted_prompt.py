@@ -21,7 +21,7 @@ print(
 )
 effect = found["effect_logprob"]
 for unit in effect["unit"].values[abs(effect).max("phase").argsort().values[::-1][:5]]:
-    phase = int(abs(effect.sel(unit=unit)).argmax())
+    phase = int(abs(effect.sel(unit=unit)).argmax("phase"))
     low, high = (float(found[f"effect_logprob_{end}"].sel(unit=unit)[phase]) for end in ("low", "high"))
     print(
         f"  head {unit} at phase {phase}: {float(effect.sel(unit=unit)[phase]):+.2f} ({low:+.2f} to {high:+.2f})"
