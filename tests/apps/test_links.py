@@ -47,6 +47,7 @@ def test_an_empty_choice_stays_empty(page, key, reports, open_page):
     assert open_page(reports, page, **{key: "nonsense"}).multiselect(key=key).value
 
 
+@pytest.mark.slow
 def test_names_with_commas_and_percent_signs_are_kept(reports, tmp_path, open_page):
     for name in ("a,b", "a", "b", "100%2C"):
         shutil.copytree(reports / "tiny", tmp_path / name)

@@ -66,6 +66,7 @@ def test_a_model_without_quantization_or_picks_is_told_so(capsys):
     assert "stores nothing at a lower precision" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_page_states_every_number_with_its_n(tmp_path, monkeypatch):
     page, kept = tmp_path / "page.md", tmp_path / "kept"
     line = ["-o", str(page), "-n", "3", "--n-owners", "2", "--results", str(kept)]

@@ -3,11 +3,13 @@
 import json
 
 import numpy as np
+import pytest
 import xarray as xr
 
 from interp import intervention_report, results
 
 
+@pytest.mark.slow
 def test_the_page_states_every_number_with_its_n_and_what_is_missing(tmp_path, monkeypatch):
     for name, value in {
         "CYCLED": ("tiny", "no-such"),

@@ -17,8 +17,15 @@ from tests.interp.intervention_models import TASK, small
 PICKING = dict(index_topk=3, index_heads=2, index_dim=4, sink=True, window=6)
 
 
-@pytest.mark.parametrize("at", ["final", "all"])
-@pytest.mark.parametrize("changes", [{}, PICKING], ids=["plain", "picking"])
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [
+        pytest.param({}, "final", id="plain-final"),
+        pytest.param({}, "all", id="plain-all", marks=pytest.mark.slow),
+        pytest.param(PICKING, "final", id="picking-final", marks=pytest.mark.slow),
+        pytest.param(PICKING, "all", id="picking-all"),
+    ],
+)
 def test_clean_into_clean_changes_nothing_at_any_site(changes, at):
     model, prompts = small(**changes), TASK.sample(8, seed=0)
     names = [name for name in model.site_names() if name != "hook_embed"]
