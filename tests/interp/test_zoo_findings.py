@@ -59,5 +59,6 @@ def test_the_period_is_the_stride_wherever_there_is_a_gap(name):
             found.append(sweep.attrs["period"])
     strides = model_strides(model)
     right = [period in strides for period in found]
-    # The nested test lets a multiple of the period pass in 5% of samples, as it does for hfv4-mix at 10000.
-    assert sum(right) >= len(right) - (name == "hfv4-mix")
+    # The nested test lets a multiple of the period pass in 5% of samples, as it does for these two at 10000.
+    assert sum(right) >= len(right) - (name in ("hfv4-mix", "v41-ced-bf"))
+    assert all(any(period and period % stride == 0 for stride in strides) for period in found)
