@@ -10,7 +10,6 @@ import csv
 import hashlib
 import json
 import re
-import secrets
 import sys
 import time
 import traceback
@@ -19,9 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hooks.errors import CheckpointError, PhaselensError, did_you_mean
+from filelock import FileLock, Timeout
+
+from hooks.errors import PhaselensError, did_you_mean
+from hooks.files import require_writable
 from interp import results
-from interp.cell_lock import Held, hold
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["VERBS", "Cell", "Outcome", "cells", "run_grid", "shard", "write_summary"]
 
 VERBS = ("knockout", "sweep", "gates")
-"""What can be a cell, in the order in which it is made: a sweep takes the clean run of a finished knockout."""
+"""What can be a cell, in the order in which it is made."""
 SUMMARY = "summary.csv"
+LOCKS = ".locks"
+"""Folder of the locks; the operating system frees one whose process is dead, and its file stays, empty."""
 _LONGEST_STEM = 80  # as much of a name as temporary files repeat, so that a cell knows its own leftovers
 _MEMORY = 1 << 30
 
@@ -181,7 +184,7 @@ def run_grid(
     """
     own = set(shard(all_cells, *part))
     if not dry_run:
-        _make_folder(out)
+        require_writable(out / LOCKS)
     grid = _Grid(out, load, dry_run, memory, tell)
     found = {cell: grid.settle(cell, cell in own) for cell in all_cells}
     # Others may have finished meanwhile, or died: what they had is looked at once more.
@@ -228,10 +231,10 @@ class _Grid:
                 return Outcome(cell, "elsewhere", reason)
             if self.dry_run:
                 return Outcome(cell, "missing", reason)
-            with hold(self.out / f".{cell.file}.lock"):
+            with FileLock(self.out / LOCKS / cell.file, timeout=0):
                 return self._make_held(cell, model, task, seen, reason)
-        except Held as held:
-            return Outcome(cell, "busy", str(held))
+        except Timeout:
+            return Outcome(cell, "busy", "another process is making it")
         except Exception as error:  # one bad cell must not end a night's run; its own line says what it was
             if not isinstance(error, PhaselensError | OSError | MemoryError):
                 traceback.print_exc(file=sys.stderr)
@@ -250,14 +253,7 @@ class _Grid:
                 return Outcome(cell, "done", numbers=_summary(dataset))
         self.tell(f"{cell.file}: made again, {reason}" if reason else f"{cell.file} ...")
         start = time.perf_counter()
-        clean = None
-        if cell.verb == "sweep":
-            clean, _ = self._read(
-                Cell(cell.model, "knockout", cell.seed, cell.padding, cell.n_per_residue, cell.unit),
-                model,
-                task,
-            )
-        dataset = _measure(cell, model, task, clean, self.memory)
+        dataset = _measure(cell, model, task, self.memory)
         results.save(dataset.assign_attrs(cell.settings()), path)
         self.tell(f"{cell.file}: made in {time.perf_counter() - start:.1f} s")
         return Outcome(cell, "made", reason, numbers=_summary(dataset))
@@ -291,13 +287,11 @@ class _Grid:
         return (None, f"the file there is of another {', '.join(other)}") if other else (dataset, "")
 
 
-def _measure(cell: Cell, model: Any, task: Any, clean: xr.Dataset | None, memory: int) -> xr.Dataset:
+def _measure(cell: Cell, model: Any, task: Any, memory: int) -> xr.Dataset:
     if cell.verb == "sweep":
         from interp.sweep import phase_sweep
 
-        return phase_sweep(
-            model, task, n_per_residue=cell.n_per_residue, seed=cell.seed, clean=clean, memory=memory
-        )
+        return phase_sweep(model, task, n_per_residue=cell.n_per_residue, seed=cell.seed, memory=memory)
     n = cell.n_per_residue * task.modulus
     if cell.verb == "gates":
         from interp.gates import gate_profile
@@ -337,15 +331,3 @@ def _readable(text: str, longest: int) -> str:
     if safe == text and len(text) <= longest:
         return text
     return f"{safe[-(longest - 9) :].lstrip('-.')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _make_folder(out: Path) -> None:
-    probe = out / f".{secrets.token_hex(4)}"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write to {out}: {error.strerror}; choose a folder that can be written with -o"
-        ) from error

@@ -9,21 +9,19 @@ import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from hooks.errors import CheckpointError, PhaselensError
 from interp import cli_run, grid, results
-from interp.cell_lock import Held, Holder, hold
 from interp.cli import main
 from interp.cli_grid import _part
-from interp.grid import Cell, cells, run_grid, shard, write_summary
+from interp.grid import LOCKS, Cell, cells, run_grid, shard, write_summary
 
 N = 2  # prompts per residue; tiny has 12 residues
 
@@ -46,10 +44,15 @@ def first(tmp_path_factory):
     return folder
 
 
+def names(folder: Path) -> list[str]:
+    """Everything in the folder but its locks."""
+    return sorted(file.name for file in folder.iterdir() if file.name != LOCKS)
+
+
 @pytest.fixture(scope="module")
 def short(first, tmp_path_factory):
     """Its file with one variable of many, which is quicker to read."""
-    (file,) = first.iterdir()
+    (file,) = first.glob("*.nc")
     return results.save(results.load(file)[["effect_pp"]], tmp_path_factory.mktemp("short") / file.name)
 
 
@@ -120,7 +123,7 @@ def test_a_done_cell_is_not_made_again_and_holds_what_the_verb_gives(first, monk
     assert {"serves", "p_selective", "uncovered"} <= set(dataset)
     monkeypatch.setattr("interp.grid._measure", lambda *_: pytest.fail("made again"))
     assert states(run_grid(chosen, folder, load=load)) == ["done"]
-    assert sorted(file.name for file in folder.iterdir()) == [chosen[0].file]
+    assert names(folder) == [chosen[0].file]
 
 
 def damage(path):
@@ -162,24 +165,11 @@ def test_a_broken_or_foreign_file_is_made_again_and_said_so(made, change, told, 
     assert told in looked[0].reason
     lines = []
     again = run_grid(chosen, folder, load=load, tell=lines.append)
-    assert sorted(file.name for file in folder.iterdir()) == [chosen[0].file]
+    assert names(folder) == [chosen[0].file]
     assert states(again) == ["made"]
     assert told in again[0].reason
     assert any("made again" in line and told in line for line in lines)
     assert results.equal(results.load(folder / chosen[0].file), whole)
-
-
-def test_a_sweep_takes_the_clean_run_of_the_finished_knockout(first, tmp_path, monkeypatch):
-    folder = shutil.copytree(first, tmp_path / "grid")
-    monkeypatch.setattr("interp.engine.run", lambda *_, **__: pytest.fail("the model ran again"))
-    found = run_grid(cells(["tiny"], verbs=["sweep"], n_per_residue=N), folder, load=load)
-    assert states(found) == ["made"]
-    correct = results.load(folder / found[0].cell.file)["correct"].values
-    knocked = results.load(folder / "tiny_knockout-kv_head_in_sequence_n2_seed0.nc")
-    assert (correct == knocked["clean_correct"].values).all()
-    assert found[0].numbers["gap_pp"] == pytest.approx(
-        100 * np.ptp(correct.reshape(N, 3, 4).mean(axis=(0, 1)))
-    )
 
 
 def test_a_cell_that_fails_leaves_the_others_alone(tmp_path, capsys):
@@ -208,7 +198,7 @@ def test_an_unforeseen_error_is_one_cell_too(made, monkeypatch, capsys):
     (found,) = run_grid(chosen, folder, load=load)
     assert (found.state, found.reason) == ("failed", "out of memory somewhere")
     assert "Traceback" in capsys.readouterr().err
-    assert list(folder.iterdir()) == []
+    assert names(folder) == []
 
 
 def test_dry_run_and_shards_touch_nothing_that_is_not_theirs(tmp_path, capsys):
@@ -281,12 +271,12 @@ def test_a_killed_run_leaves_nothing_half_written_and_the_next_goes_on(tmp_path)
     for file in done:
         results.load(file)
     assert len(done) == 1
-    (lock,) = folder.glob(".*.lock")
-    (folder / f".{lock.stem.removeprefix('.').removesuffix('.nc')}.{'a1' * 6}.nc").write_text("half a file")
+    under_way = log.read_text().splitlines()[1]
+    (folder / f".{under_way.removesuffix('.nc')}.{'a1' * 6}.nc").write_text("half a file")
     times = {file.name: file.stat().st_mtime_ns for file in done}
     assert states(run_grid(THREE, folder, load=load)) == ["done", "made", "made"]
     assert {name: (folder / name).stat().st_mtime_ns for name in times} == times
-    assert sorted(file.name for file in folder.iterdir()) == sorted(cell.file for cell in THREE)
+    assert names(folder) == sorted(cell.file for cell in THREE)
 
 
 def test_two_processes_side_by_side_never_make_a_cell_twice(tmp_path):
@@ -295,88 +285,16 @@ def test_two_processes_side_by_side_never_make_a_cell_twice(tmp_path):
     for process in both:
         process.join(120)
     assert [process.exitcode for process in both] == [0, 0]
-    names = log.read_text().splitlines()
-    assert sorted(names) == sorted(cell.file for cell in THREE)  # each once
-    assert sorted(file.name for file in folder.iterdir()) == sorted(names)
-
-
-# --------------------------------------------------------------------------- locks
-
-
-def test_a_lock_keeps_others_out_and_says_who_has_it(tmp_path):
-    lock = tmp_path / ".lock"
-    with hold(lock), pytest.raises(Held, match=f"process {os.getpid()} on"), hold(lock):
-        pytest.fail("held twice")
-    with pytest.raises(ZeroDivisionError), hold(lock):
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_is_free_once_its_process_is_dead_or_its_pid_another_process(tmp_path):
-    lock = tmp_path / ".lock"
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    me = Holder.me()
-    for host, pid, began in (
-        (me.host, ended.pid, 0), (me.host, me.pid, me.started - 1), (me.host, ended.pid, 5),
-    ):  # fmt: skip
-        lock.write_text(json.dumps({"host": host, "pid": pid, "started": began}))
-        with hold(lock):
-            assert json.loads(lock.read_text())["pid"] == os.getpid()
-    lock.write_text("damaged")
-    with hold(lock):
-        pass
-    assert not lock.exists()
-
-
-def test_a_lock_of_another_host_is_never_taken(tmp_path):
-    lock = tmp_path / ".lock"
-    lock.write_text(json.dumps({"host": socket.gethostname() + "-other", "pid": 2**22 + 1, "started": 0}))
-    with pytest.raises(Held, match="delete"), hold(lock):
-        pytest.fail("taken")
-    assert lock.exists()
+    begun = log.read_text().splitlines()
+    assert sorted(begun) == sorted(cell.file for cell in THREE)  # each once
+    assert names(folder) == sorted(begun)
 
 
 def test_a_cell_held_elsewhere_is_busy(made):
     chosen, folder = made
     (folder / chosen[0].file).unlink()
-    with hold(folder / f".{chosen[0].file}.lock"):
+    (folder / LOCKS).mkdir()
+    with FileLock(folder / LOCKS / chosen[0].file):
         (found,) = run_grid(chosen, folder, load=load)
-    assert found.state == "busy"
-    assert str(os.getpid()) in found.reason
-
-
-TAKE = """
-import sys, time
-from pathlib import Path
-from interp.cell_lock import Held, hold
-folder = Path(sys.argv[1])
-while not (folder / "go").exists():
-    pass
-wins = 0
-for i in range(40):
-    try:
-        with hold(folder / f"lock{i}"):
-            (folder / f"inside{i}").touch(exist_ok=False)  # an error if another is inside
-            time.sleep(0.001)
-            (folder / f"inside{i}").unlink()
-    except Held:
-        pass
-"""
-
-
-def test_many_that_find_a_dead_process_lock_at_once_do_not_get_in_together(tmp_path):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    for i in range(40):
-        stale = {"host": socket.gethostname(), "pid": ended.pid, "started": 0}
-        (tmp_path / f"lock{i}").write_text(json.dumps(stale))
-    racing = [
-        subprocess.Popen([sys.executable, "-c", TAKE, str(tmp_path)], stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    time.sleep(0.5)
-    (tmp_path / "go").touch()
-    told = [process.communicate(timeout=60)[1] for process in racing]
-    assert told == ["", "", "", ""]
-    assert [file.name for file in tmp_path.iterdir()] == ["go"]
+    assert (found.state, found.reason) == ("busy", "another process is making it")
+    assert states(run_grid(chosen, folder, load=load)) == ["made"]
