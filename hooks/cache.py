@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
+from hooks.checks import whole_number
 from hooks.config import LayerConfig, ModelConfig
 from hooks.errors import PhaselensError
 
@@ -200,8 +201,7 @@ class DecodeCache:
     tokens: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1:
-            raise PhaselensError(f"batch={self.batch!r} of a cache; valid: an integer of at least 1")
+        self.batch = whole_number("batch", self.batch, 1)
         if not self.layers:
             self.layers = [LayerState() for _ in range(self.cfg.n_layers)]
 

@@ -11,7 +11,14 @@ from hooks.errors import PhaselensError, did_you_mean
 __all__ = ["require_choice", "whole_number"]
 
 
-def whole_number(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+def whole_number(
+    name: str,
+    value: Any,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    error: type[PhaselensError] = PhaselensError,
+) -> int:
     """Return a value as an int, if it is a whole number in a range.
 
     Parameters
@@ -22,6 +29,8 @@ def whole_number(name: str, value: Any, least: int | None = None, most: int | No
         What was given; numpy's and torch's integers count, booleans and 1.0 do not.
     least, most : int, optional
         Bounds, both included.
+    error : type
+        The member of the error family to raise.
 
     Raises
     ------
@@ -40,7 +49,7 @@ def whole_number(name: str, value: Any, least: int | None = None, most: int | No
             wanted = f" from {least} to {most}"
         else:
             wanted = "" if least is None else f", {least} or more"
-        raise PhaselensError(f"{name}={value!r}; valid: a whole number{wanted}")
+        raise error(f"{name}={value!r}; valid: a whole number{wanted}")
     return number
 
 

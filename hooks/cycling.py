@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hooks.checks import whole_number
 from hooks.errors import SiteError
 
 __all__ = ["cycle_gates", "cycled_layers"]
@@ -30,8 +31,7 @@ def cycle_gates(model: Any, shift: int) -> Any:
     SiteError
         If the model has no gates of its own per offset, or windows that overlap.
     """
-    if isinstance(shift, bool) or not isinstance(shift, int):
-        raise SiteError(f"shift={shift!r}; valid: a whole number of offsets")
+    shift = whole_number("shift", shift, error=SiteError)
     layers = cycled_layers(model)
     moved = copy.deepcopy(model)
     moved.name = f"{model.name}, gates cycled by {shift}"

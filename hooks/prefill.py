@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooks.cache import PAST, DecodeCache, LayerState
+from hooks.checks import whole_number
 from hooks.errors import PhaselensError
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def prefill_encoder(
         raise PhaselensError("prefill_encoder needs a fresh cache from start_cache(batch), not one in use")
     if replay is None:
         replay = _longest_window(model, start)
-    if isinstance(replay, bool) or not isinstance(replay, int) or replay < 1:
-        raise PhaselensError(f"replay={replay!r}; valid: 1 token or more, or None for the exact window")
+    replay = whole_number("replay", replay, 1)
     with cache.all_or_nothing():
         x = model(tokens, cache, stop_at_layer=start)
         length, shared, grams = x.shape[1], None, cache.grams

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from hooks.checks import whole_number
 from hooks.errors import ConfigError
 
 __all__ = ["entries_seen", "with_picks", "without_quantization"]
@@ -48,8 +49,7 @@ def with_picks(model: Any, topk: int) -> Any:
     ConfigError
         For a model without picks, or fewer than 1.
     """
-    if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
-        raise ConfigError(f"topk={topk!r}; valid: 1 entry or more")
+    topk = whole_number("topk", topk, 1, error=ConfigError)
     if not any(name.endswith("indexer.hook_picks") for name in model.site_names()):
         raise ConfigError(f"model {model.name!r} picks no entries: it attends every visible one")
     label = f"{topk} picks"

@@ -398,7 +398,7 @@ def test_the_cache_of_another_model_is_refused(fields):
 
 @pytest.mark.parametrize("batch", [0, -1, 2.5, True, None])
 def test_a_batch_that_cannot_be(batch):
-    with pytest.raises(PhaselensError, match="valid: an integer of at least 1"):
+    with pytest.raises(PhaselensError, match="valid: a whole number, 1 or more"):
         build().start_cache(batch)
 
 

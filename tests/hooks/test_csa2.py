@@ -305,7 +305,7 @@ def test_the_decoder_runs_over_the_replay_alone():
 
 def test_what_cannot_be_prefilled_so():
     model = build(small("encoder-decoder"))
-    with pytest.raises(PhaselensError, match="replay=0; valid: 1 token or more"):
+    with pytest.raises(PhaselensError, match="replay=0; valid: a whole number, 1 or more"):
         model.prefill_encoder(tokens(1, 9), model.start_cache(1), 0)
     used = model.start_cache(1)
     model(tokens(1, 3), used)

@@ -45,7 +45,7 @@ def test_all_picks_read_what_no_picks_read_and_the_given_model_stays():
         _, seen = one.run_with_cache(ids, ["blocks.0.attn.hook_pattern"])
         assert ((seen["blocks.0.attn.hook_pattern"][:, :, -1, 13 : 13 + length] > 0).sum(-1) == 1).all()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    with pytest.raises(ConfigError, match="valid: 1 entry or more"):
+    with pytest.raises(ConfigError, match="valid: a whole number, 1 or more"):
         with_picks(model, 0)
     with pytest.raises(ConfigError, match="attends every visible one"):
         with_picks(build(small("all entries, stride 1")), 2)
