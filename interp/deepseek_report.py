@@ -126,7 +126,15 @@ def measure(n: int, *, seed: int, device: str) -> dict[str, Any]:
     """Measure everything on the page; `n` prompts per residue."""
     import hooks
 
-    found: dict[str, Any] = {"seed": seed, "sweeps": {}, "audits": {}, "branches": {}, "layers": {}}
+    command = f"python -m interp.deepseek_report -n {n}" + ("" if device == "cpu" else f" --device {device}")
+    found: dict[str, Any] = {
+        "command": command,
+        "seed": seed,
+        "sweeps": {},
+        "audits": {},
+        "branches": {},
+        "layers": {},
+    }
     for name in MODELS:
         model = hooks.load(name, device=device)
         task = RecallTask.for_model(model)
@@ -151,7 +159,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Hugging Face's DeepSeek-V4 class, trained on recall",
         "",
-        "Made by `python -m interp.deepseek_report -o docs/deepseek.md`; intervals are 95%, over prompts, seed "
+        f"Made by `{found['command']}`; intervals are 95%, over prompts, seed "
         f"{found['seed']}; phases are counted by stride {STRIDE}. In 5% of "
         "samples a multiple of the period passes its nested test.",
         "",

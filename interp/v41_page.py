@@ -42,7 +42,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Shared caches, picks and stored precision",
         "",
-        "Made by `python -m interp.v41_report -o docs/v41.md`; intervals are 95%, over prompts, seed "
+        f"Made by `{found['command']}`; intervals are 95%, over prompts, seed "
         f'{found["seed"]}; "–" is undefined. Each verb repeats its part: `phaselens sweep`, `periods`, `compare`, '
         "`owners`.",
         "",

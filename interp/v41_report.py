@@ -99,6 +99,8 @@ def measure(
     notes = {name: str(zoo_info(name).get("note", "")) for name in models}
     return {
         "seed": seed,
+        "command": f"python -m interp.v41_report -n {n} --n-owners {n_owners}"
+        + ("" if device == "cpu" else f" --device {device}"),
         "notes": {name: note for name, note in notes.items() if note},
         "sweeps": {
             name: (
