@@ -469,3 +469,7 @@ def _version() -> str:
     from importlib.metadata import version
 
     return version("phaselens")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -127,8 +127,9 @@ def audit(
     from interp.audit import export as run_export
 
     if export is not None:
-        count = run_export(model, export, **options)
-        _tell_export(count, export, as_json=json)
+        left_out: list[str] = []
+        count = run_export(model, export, tell=left_out.append, **options)
+        _tell_export(count, export, left_out, as_json=json)
         return
     require_device(device)
     out = out or Path("reports") / f"audit-{Path(str(model)).name}"
@@ -155,13 +156,15 @@ def _require_one(model: str | None, published: str | None) -> None:
         )
 
 
-def _tell_export(count: int, path: Path, *, as_json: bool) -> None:
+def _tell_export(count: int, path: Path, left_out: list[str], *, as_json: bool) -> None:
     from interp import cli_run
 
     if as_json:
-        cli_run.print_json({"prompts": count, "file": path})
+        cli_run.print_json({"prompts": count, "file": path, "tests_left_out": left_out})
         return
     print(f"{count} prompts: {path}")
+    for test in left_out:
+        print(f"Left out: {test}.")
     print("Send token_ids (or text), collect answers, then run again with --answers instead of --export.")
 
 

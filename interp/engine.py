@@ -35,6 +35,7 @@ __all__ = [
     "Plan",
     "Rows",
     "Variant",
+    "accepted_logits",
     "activations",
     "answer_metrics",
     "chunks",
@@ -103,12 +104,9 @@ def answer_metrics(prompts: Prompts) -> Metric:
     The margin is the answer's logit minus the largest other one; ties go to the lowest token id. Where two
     tokens are right, their probabilities add, and the margin is that of the better one.
     """
-    right = prompts.accepted()
 
     def metric(logits: Tensor, prompt: Tensor) -> dict[str, Tensor]:
-        ids = right.to(logits.device)[prompt][:, None].expand(*logits.shape[:2], -1)
-        own = logits.gather(-1, ids)
-        own[..., 1:].masked_fill_(ids[..., 1:] == ids[..., :1], -torch.inf)  # one token counts once
+        ids, own = accepted_logits(prompts, logits, prompt)
         other = logits.scatter(-1, ids, -torch.inf).amax(-1)
         return {
             "logprob": own.logsumexp(-1) - logits.logsumexp(-1),
@@ -117,6 +115,14 @@ def answer_metrics(prompts: Prompts) -> Metric:
         }
 
     return metric
+
+
+def accepted_logits(prompts: Prompts, logits: Tensor, prompt: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids of the right tokens and their logits, both [batch, variant, right]; a token named twice counts once."""
+    ids = prompts.accepted().to(logits.device)[prompt][:, None].expand(*logits.shape[:2], -1)
+    own = logits.gather(-1, ids)
+    own[..., 1:].masked_fill_(ids[..., 1:] == ids[..., :1], -torch.inf)
+    return ids, own
 
 
 class Plan(NamedTuple):

@@ -19,7 +19,7 @@ from hooks.errors import PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
 from hooks.sites import HookedModel
 from interp import engine, results
-from interp.engine import Edit, Metric, Rows, Variant
+from interp.engine import Edit, Metric, Rows, Variant, accepted_logits
 from interp.phases import measured_stride
 from interp.replacement import Replace, calibrate
 from interp.tasks.prompts import Prompts, Task
@@ -146,13 +146,12 @@ def shifted(followed: xr.Dataset, shift: int) -> int:
 
 
 def top_tokens(prompts: Prompts) -> Metric:
-    """Probability of the answer, the likeliest tokens ``token0`` … and their probabilities ``p0`` …."""
+    """Probability of the right tokens, the likeliest tokens ``token0`` … and their probabilities ``p0`` …."""
 
     def metric(logits: Tensor, prompt: Tensor) -> dict[str, Tensor]:
-        p = logits.double().softmax(-1)
-        answer = prompts.answer.to(logits.device)[prompt][:, None, None].expand(*p.shape[:2], 1)
-        best = p.topk(min(TOP, p.shape[-1]), dim=-1)
-        found = {"probability": p.gather(-1, answer)[..., 0]}
+        log_p = logits.double().log_softmax(-1)
+        best = log_p.exp().topk(min(TOP, log_p.shape[-1]), dim=-1)
+        found = {"probability": accepted_logits(prompts, log_p, prompt)[1].logsumexp(-1).exp()}
         for i in range(best.values.shape[-1]):
             found |= {f"token{i}": best.indices[..., i], f"p{i}": best.values[..., i]}
         return found
@@ -187,7 +186,7 @@ def before_after(
     Returns
     -------
     Dataset
-        ``probability (run, residue)`` of the answer; ``token p (run, residue, rank)``, the five likeliest; runs
+        ``probability (run, residue)`` of the right tokens; ``token p (run, residue, rank)``, the five likeliest; runs
         "before" and "after".
 
     Raises

@@ -16,7 +16,7 @@ from hooks.sites import SITE_AXES, HookedModel
 from hooks.sites import site as parse_site
 from interp import engine, results
 from interp.controls import NOTHING, compared, paired_statistics
-from interp.engine import At, Rows, Variant, answer_metrics
+from interp.engine import At, Rows, Variant, accepted_logits, answer_metrics
 from interp.phases import by_phase, fold, measured_stride, whole_blocks
 from interp.replacement import ValueAt
 from interp.tasks.prompts import Prompts
@@ -301,10 +301,10 @@ def _metric(base: Prompts, source: Prompts) -> engine.Metric:
 
     def metric(logits: Tensor, prompt: Tensor) -> dict[str, Tensor]:
         found = dict(of_answer(logits, prompt))
-        mine, theirs = (p.answer.to(logits.device)[prompt] for p in (base, source))
-        shape = (*logits.shape[:2], 1)
-        pair = [logits.gather(-1, a[:, None, None].expand(shape))[..., 0] for a in (theirs, mine)]
-        found["logit_difference"] = torch.where((mine == theirs)[:, None], found["margin"], pair[0] - pair[1])
+        (mine, ours), (theirs, other) = (accepted_logits(p, logits, prompt) for p in (base, source))
+        same = mine[..., 0] == theirs[..., 0]
+        log_odds = other.logsumexp(-1) - ours.logsumexp(-1)
+        found["logit_difference"] = torch.where(same, found["margin"], log_odds)
         log = logits.log_softmax(-1)
         found["kl"] = (log[:, :1].exp() * (log[:, :1] - log)).sum(-1).clamp_min(0)
         return found

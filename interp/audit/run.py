@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,7 @@ def export(
     tokenizer: Any = None,
     revision: str | None = None,
     progress: bool | None = None,
+    tell: Callable[[str], None] = lambda test: None,
     **options: Any,
 ) -> int:
     """Write the prompts of an audit for a server, without loading weights; returns how many.
@@ -163,11 +164,17 @@ def export(
         ``prompts.jsonl``, see :mod:`interp.audit.answers`.
     progress : bool, optional
         Show a bar.
+    tell : function
+        Told each test that is left out because it cannot be made, with the reason.
     **options
         ``tests`` to ``limit`` of :func:`audit`: the answers are scored with the same ones.
     """
     subject = open_subject(model, tokenizer=tokenizer, revision=revision, weights=False)
-    return export_prompts(_plans(subject, **options), subject.tokenizer, Path(path), progress=progress)
+    plans = _plans(subject, **options)
+    count = export_prompts(plans, subject.tokenizer, Path(path), progress=progress)
+    for test in plans[0].left_out:
+        tell(test)
+    return count
 
 
 def audit_published(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,30 @@ def test_a_folder_that_cannot_be_written_is_found_first(llama, tmp_path, capsys)
 def test_the_json_option_of_an_export(llama, tmp_path, capsys):
     assert main(["audit", str(llama), "--export", str(tmp_path / "p.jsonl"), "--json", *ONE]) == 0
     assert json.loads(capsys.readouterr().out)["prompts"] == 24
+
+
+def test_an_export_names_the_tests_it_leaves_out(llama, tmp_path, capsys):
+    lossy = shutil.copytree(llama, tmp_path / "lossy")
+    tokenizer = json.loads((lossy / "tokenizer.json").read_text())
+    cut = {"type": "Replace", "pattern": {"String": "\n    "}, "content": "\n"}
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": [tokenizer["decoder"], cut]}
+    (lossy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    command = [
+        "audit",
+        str(lossy),
+        "--export",
+        str(tmp_path / "p.jsonl"),
+        "--n-per-residue",
+        "1",
+        "--query-phase",
+        "0",
+    ]
+    assert main(command) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Left out")]
+    assert re.match(r"Left out: completion: .* does not give the text back", line)
+    assert main([*command, "--json"]) == 0
+    assert [f"Left out: {test}." for test in json.loads(capsys.readouterr().out)["tests_left_out"]] == [line]
+    assert {json.loads(row)["test"] for row in (tmp_path / "p.jsonl").read_text().splitlines()} == {"needle"}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import types
+from importlib.metadata import version
 from typing import ClassVar
 
 import pytest
@@ -81,6 +82,11 @@ def test_the_example_in_the_help_parses(verb, capsys):
     command, bound, _ = app.parse_args(example[1].split(), exit_on_error=False, print_error=False)
     assert command.__name__ == verb
     assert bound.arguments
+
+
+def test_the_module_runs_as_the_command_does():
+    done = subprocess.run([sys.executable, "-m", "interp.cli", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, version("phaselens"))
 
 
 def test_help_is_fast_and_imports_nothing_heavy():

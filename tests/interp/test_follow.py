@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 import hooks
 from hooks.errors import PhaselensError, SiteError
 from interp import knockout
-from interp.follow import before_after, changed_gates, follow, one_prompt, shifted, token_word
+from interp.follow import before_after, changed_gates, follow, one_prompt, shifted, token_word, top_tokens
 from interp.tasks import RecallTask
 from tests.interp.intervention_models import TASK, small
 
@@ -188,3 +190,15 @@ def test_a_unit_that_holds_nothing_on_the_prompt_is_said_to_do_nothing():
         before_after(model, TASK, only=["0.0"], unit="gate_offset", replace="bogus")
     with pytest.raises(SiteError, match="empty"):
         before_after(model, TASK, only=[])
+
+
+def test_the_probabilities_of_two_right_tokens_add():
+    prompts = TASK.sample(8, seed=0)
+    logits = torch.randn(8, 2, TASK.d_vocab, generator=torch.Generator().manual_seed(0))
+    other = (prompts.answer + 1) % TASK.d_vocab
+    other[0] = prompts.answer[0]  # one token named twice counts once
+    found = top_tokens(dataclasses.replace(prompts, alternative=other))(logits, torch.arange(8))
+    p = logits.double().softmax(-1)
+    for i in range(8):
+        right = sorted({int(prompts.answer[i]), int(other[i])})
+        assert torch.allclose(found["probability"][i], p[i][:, right].sum(-1))

@@ -1,5 +1,7 @@
 """Patching at every site: clean into clean is nothing, the whole layer-0 input is the other run."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hooks.errors import PhaselensError
 from hooks.sites import SITE_AXES, site
 from interp import engine, patch
 from interp.engine import Variant
-from interp.patching import _parts, held_values
+from interp.patching import _metric, _parts, held_values
 from interp.tasks import RecallTask
 from tests.interp.intervention_models import TASK, small
 
@@ -148,3 +150,15 @@ def test_sites_that_never_fire_and_axes_they_lack_are_named():
     with pytest.raises(PhaselensError, match="direction"):
         patch(small(), TASK, direction="up", n=8)
     assert "attn.hook_z" in SITE_AXES
+
+
+def test_two_right_tokens_are_one_answer_in_the_logit_difference():
+    base, source = TASK.sample_pairs(8, seed=0, kind="value")
+    chat = [dataclasses.replace(p, alternative=(p.answer + 1) % TASK.d_vocab) for p in (base, source)]
+    logits = torch.randn(8, 3, TASK.d_vocab, generator=torch.Generator().manual_seed(0))
+    found = _metric(*chat)(logits, torch.arange(8))["logit_difference"]
+    p = logits.double().softmax(-1).numpy()
+    for i in range(8):
+        mine, theirs = (p[i][:, [int(q.answer[i]), int(q.alternative[i])]].sum(-1) for q in chat)
+        if base.answer[i] != source.answer[i]:
+            assert found[i].numpy() == pytest.approx(np.log(theirs / mine), abs=1e-5)
