@@ -151,8 +151,18 @@ def machine(threads: int, device: str = "cpu") -> dict[str, Any]:
     names = ("torch", "transformer-lens", "nnsight", "transformers")
     return {
         "processor": _processor(), "threads": threads, "python": platform.python_version(),
-        **{name: version(name) for name in names}, **gpu,
+        **{name: version(name) for name in names}, **gpu, **_memory_limit(),
     }  # fmt: skip
+
+
+def _memory_limit() -> dict[str, int]:
+    """The limit that was set on this process's address space, which every worker inherits, if one was."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return {}
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return {} if limit == resource.RLIM_INFINITY else {"address_space_bytes": limit}
 
 
 def _processor() -> str:

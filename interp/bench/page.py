@@ -202,7 +202,9 @@ def _where(bench: dict[str, Any]) -> str:
 def _machine(bench: dict[str, Any]) -> str:
     found = bench["machine"]
     gpu = f"one {found['gpu']}, " if "gpu" in found else ""
-    return f"{gpu}{found['threads']} thread(s) of {found['processor']}, torch {found['torch']}"
+    most = found.get("address_space_bytes")
+    limit = "" if most is None else f", address space limited to {show_bytes(most)}"
+    return f"{gpu}{found['threads']} thread(s) of {found['processor']}, torch {found['torch']}{limit}"
 
 
 def _ratio(value: float | None) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -159,6 +161,17 @@ def test_the_page_says_when_other_programs_took_the_cores():
     busy["methods"]["ours"]["cpu_seconds"] = [0.1, 0.2]
     assert "busy with other programs" not in page([idle])
     assert "busy with other programs: wall time was 1 to 10 times" in page([busy])
+
+
+def test_a_limit_of_memory_stands_beside_the_times():
+    code = (
+        "import json, resource; resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30));"
+        "from interp.bench.knockouts import machine; print(json.dumps(machine(2)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    limited, free = made() | {"machine": json.loads(done.stdout)}, made()
+    assert "address space limited to 24 GiB" in page([limited])
+    assert "address space" not in page([free])
 
 
 def test_linear_fit_and_its_residuals():
