@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
@@ -18,7 +19,7 @@ from transformer_lens.hook_points import HookPoint
 from hooks.errors import ConfigError, PhaselensError, SiteError, did_you_mean
 from hooks.sites import check_names, site
 
-__all__ = ["Hooks", "StrictHooks", "as_tokens", "require_device", "watched"]
+__all__ = ["Hooks", "StrictHooks", "as_tokens", "require_device", "require_unread", "watched"]
 
 Hooks = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
@@ -242,3 +243,26 @@ def _noting(fn: Callable[..., Any], name: str, fired: set[str]) -> Callable[...,
         return fn(tensor, hook=hook)
 
     return wrapped
+
+
+def require_unread(written: Bool[Tensor, "r h t hidden"], what: str) -> None:
+    """Raise where a hook wrote to columns of an attention map whose keys and values were let go.
+
+    Parameters
+    ----------
+    written : bool tensor [R, H, T, hidden]
+        Which of these columns hold anything but what nobody reads.
+    what : str
+        Of the map: "scores" or "weights".
+
+    Raises
+    ------
+    SiteError
+        Naming the first such position.
+    """
+    if written.numel() and bool(written.any()):
+        column = int(written.flatten(0, -2).any(0).nonzero()[0])
+        raise SiteError(
+            f"a hook gave attention {what} to position {column}, which this query cannot read and whose key and value "
+            f"were let go; valid: positions from {written.shape[-1]} on, or a run of all tokens at once"
+        )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from hooks.numerics import masked_softmax, working_dtype
+from hooks.running import require_unread
 
 __all__ = ["Segment", "attend", "dot_products", "mass", "mix", "scores_of"]
 
@@ -108,6 +109,11 @@ def attend(
     -------
     float tensor [R, T, H, D]
         Per-head outputs before any inverse rotation.
+
+    Raises
+    ------
+    SiteError
+        If a hook gives a hidden position a score or weight: there is no key or value that it could reach.
     """
     shared = any(segment.key.shape[0] != q.shape[0] for segment in segments)
     if segments and hook_scores is None and not (hidden or may_be_empty or shared):
@@ -118,9 +124,11 @@ def attend(
     scores = torch.cat(parts, dim=-1)
     if hook_scores is not None:
         scores, may_be_empty = hook_scores(scores), True
+        require_unread(scores[..., :hidden] != -torch.inf, "scores")
     pattern = masked_softmax(scores, may_be_empty and scores.shape[-1] > 0)
     if hook_pattern is not None:
         pattern = hook_pattern(pattern)
+        require_unread(pattern[..., :hidden] != 0, "weights")
     pattern = pattern.to(q.dtype)
     sums, column = [], hidden
     for segment in segments:

@@ -19,7 +19,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import eager_attention
 from hooks.deepseek.pooling import BranchSites, Call, PoolTap
 from hooks.geometry import ChunkGeometry
 from hooks.picks import readable_picks
-from hooks.running import watched
+from hooks.running import require_unread, watched
 
 __all__ = ["ATTENTION", "FIRING_ORDER", "BlockSites", "Call", "LayerTap", "plain"]
 
@@ -229,9 +229,13 @@ class LayerTap:
         sinks = self.core.sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[-2], -1)
         hidden = call.past + call.new - exact
         scores = F.pad(torch.cat([scores, sinks], dim=-1), (hidden, 0), value=-torch.inf)
-        scores = sites.hook_attn_scores(scores)[..., hidden:]
+        scores = sites.hook_attn_scores(scores)
+        require_unread(scores[..., :hidden] != -torch.inf, "scores")
+        scores = scores[..., hidden:]
         pattern = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
-        pattern = sites.hook_pattern(F.pad(pattern, (hidden, 0)))[..., hidden:-1]
+        pattern = sites.hook_pattern(F.pad(pattern, (hidden, 0)))
+        require_unread(pattern[..., :hidden] != 0, "weights")
+        pattern = pattern[..., hidden:-1]
         pattern = F.dropout(pattern, p=dropout, training=self.core.training).to(value.dtype)
         z = torch.matmul(pattern, repeat_kv(value, heads))
         return z.transpose(1, 2).contiguous(), pattern

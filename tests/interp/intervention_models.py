@@ -8,7 +8,7 @@ import torch
 
 from hooks import CompressedTransformer, ModelConfig
 from hooks.sites import site
-from interp.engine import Rows
+from interp.engine import Edit, Rows, Variant
 from interp.tasks import RecallTask
 
 TASK = RecallTask(
@@ -48,3 +48,15 @@ def plainly(model, prompts, variant, at):
     with torch.no_grad():
         logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[(e.site, hook(e)) for e in variant.edits])
     return logits[:, -1].log_softmax(-1).gather(1, prompts.answer[:, None])[:, 0]
+
+
+def into_column(name, column):
+    """A variant that gives one column of an attention map a score of 20 or all the weight."""
+
+    def write(tensor, rows):
+        if "pattern" in name:
+            tensor.zero_()
+        tensor[..., column] = 1.0 if "pattern" in name else 20.0
+        return tensor
+
+    return Variant(f"{name} {column}", (Edit(name, write),))

@@ -10,7 +10,7 @@ from interp.patching import held_values
 from interp.replacement import Replacement, calibrate
 from interp.tasks import RecallTask
 from interp.units import UNIT_KINDS, union, units
-from tests.interp.intervention_models import plainly
+from tests.interp.intervention_models import into_column, plainly
 
 TASK = RecallTask(
     n_keys=10, n_values=10, n_filler=4, n_records=5, context=24, n_queries=2, n_demonstrations=1, modulus=4
@@ -233,3 +233,18 @@ def test_an_ablation_reaches_the_row_it_is_meant_for_and_no_other(model):
     assert clean[1] != changed[1]
     for row in (0, 2, 3):
         assert clean[row] == pytest.approx(float(changed[row]), abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["hook_pattern", "hook_attn_scores"])
+def test_attention_to_what_was_let_go_is_an_error_and_never_dropped(model, kind):
+    prompts = TASK.sample(8, seed=0)
+    last = prompts.query_position
+    near, far = (into_column(f"blocks.1.attn.{kind}", column) for column in (last - 1, last - 4))
+    found = engine.run(model, prompts, [near], progress=False)["logprob"]
+    assert torch.allclose(found[1], plainly(model, prompts, near, "final"), atol=1e-6)
+    assert (found[1] - found[0]).abs().max() > 1e-3
+    assert (plainly(model, prompts, far, "final") - found[0]).abs().max() > 1e-3  # a plain pass can read it
+    with pytest.raises(
+        SiteError, match=rf"position {last - 4}, .* let go; valid: positions from {last - 3} on"
+    ):
+        engine.run(model, prompts, [far], progress=False)

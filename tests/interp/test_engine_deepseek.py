@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from hooks import SiteError
 from interp import engine
 from interp.engine import Edit, Variant
 from interp.paths import direct_effects
 from interp.tasks.prompts import Prompts
 from interp.units import units
 from tests.hooks.deepseek_models import VOCAB, hooked, tokens
-from tests.interp.intervention_models import plainly
+from tests.interp.intervention_models import into_column, plainly
 
 
 def prompts_of(length):
@@ -82,3 +83,15 @@ def test_direct_effects_run_with_streams_mixed_between_layers():
     last = found.sel(unit="3")
     assert abs(last.direct.values - last.total.values).max() > 0  # its own MLP is behind it
     assert abs(found.direct.values).max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["hook_pattern", "hook_attn_scores"])
+def test_attention_to_what_was_let_go_is_an_error_and_never_dropped(kind):
+    _, model = hooked()
+    prompts = prompts_of(21)
+    near, far = (into_column(f"blocks.1.attn.{kind}", column) for column in (19, 1))
+    found = engine.run(model, prompts, [near], progress=False)["logprob"]
+    assert torch.allclose(found[1], plainly(model, prompts, near, "final"), atol=1e-5)
+    assert (found[1] - found[0]).abs().max() > 1e-4
+    with pytest.raises(SiteError, match=r"to position 1, .* let go"):
+        engine.run(model, prompts, [far], progress=False)
