@@ -12,6 +12,7 @@ Axis legend: batch B (prompts of one chunk), variant U (variant 0 is the clean r
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,7 +25,7 @@ from tqdm.auto import tqdm
 from hooks.checks import require_choice
 from hooks.errors import SiteError
 from hooks.sites import HookedModel, check_names, site
-from interp.memory import show_bytes
+from interp.batches import MEMORY, Plan, chunks, plan, reads_maps
 from interp.tasks.prompts import Prompts
 
 __all__ = [
@@ -45,8 +46,6 @@ __all__ = [
 ]
 
 At = Literal["final", "all"]
-MEMORY = 1 << 30
-"""Default budget for activations, in bytes."""
 
 
 class Rows(NamedTuple):
@@ -125,44 +124,6 @@ def accepted_logits(prompts: Prompts, logits: Tensor, prompt: Tensor) -> tuple[T
     return ids, own
 
 
-class Plan(NamedTuple):
-    """How a budget of memory divides the prompts.
-
-    Attributes
-    ----------
-    batches : list of range
-        Rows that run at once.
-    bytes : int
-        Estimated activations of the largest batch.
-    """
-
-    batches: list[range]
-    bytes: int
-
-    def describe(self, variants: int) -> str:
-        """One line: how much is to be run, and in what portions."""
-        count = self.batches[-1].stop if self.batches else 0
-        return (
-            f"{count} prompts × (1 + {variants}) runs, {len(self.batches)} batches of {len(self.batches[0])}, "
-            f"about {show_bytes(self.bytes)} of activations at a time"
-        )
-
-
-def plan(model: HookedModel, n: int, length: int, variants: int, memory: int, held: int = 0) -> Plan:
-    """Split `n` prompts so that one batch's activations stay within a budget of bytes.
-
-    The estimate counts, per position, the stream and its projections, one attention map of a layer, and the
-    logits; per variant, single positions of the same; and `held` bytes a prompt beside the run. A batch has one
-    prompt at least.
-    """
-    cfg = model.cfg
-    stream = 16 * cfg.d_model + 8 * cfg.n_heads * cfg.d_head + 3 * getattr(cfg, "d_mlp", 4 * cfg.d_model)
-    attention = 4 * cfg.n_heads * length
-    row = 4 * (length * (stream + attention) + variants * (stream + attention + 4 * cfg.d_vocab)) + held
-    size = max(1, min(n, memory // row))
-    return Plan([range(i, min(n, i + size)) for i in range(0, n, size)], size * row)
-
-
 def portions(
     model: HookedModel,
     prompts: Prompts,
@@ -193,18 +154,16 @@ def portions(
         for _, kept in activations(model, prompts, names, at=at, rows=range(1), progress=False)
         for tensor in kept.values()
     )
-    planned = plan(model, count, length, variants * (1 if at == "final" else length), memory, held)
+    planned = plan(
+        model, count, length, variants * (1 if at == "final" else length), memory, held,
+        whole_maps=reads_maps(names),
+    )  # fmt: skip
     with tqdm(total=count, desc=label, disable=_quiet(progress), leave=False) as bar:
         if not bar.disable:
             bar.write(f"{label}: {planned.describe(variants)}", file=sys.stderr)
         for rows in planned.batches:
             yield rows
             bar.update(len(rows))
-
-
-def chunks(model: HookedModel, n: int, length: int, variants: int, memory: int) -> list[range]:
-    """Return the batches of :func:`plan`."""
-    return plan(model, n, length, variants, memory).batches
 
 
 @torch.no_grad()
@@ -237,7 +196,8 @@ def run(
     rows : range, optional
         Only these prompts, under their own row numbers; all if left out.
     memory : int
-        Budget for activations, in bytes; decides the batch.
+        Budget for activations, in bytes; decides the batch, and how many variants share a prefill where those of
+        one prompt are over it. One prompt with one variant runs in any case.
     progress : bool, optional
         Show a bar; None: only on a terminal.
     label : str
@@ -260,11 +220,31 @@ def run(
     metric = metric or answer_metrics(prompts)
     rows = rows if rows is not None else range(len(prompts))
     count, length = len(rows), prompts.tokens.shape[1]
-    every = variants if at == "final" else [v for v in variants for _ in range(length)]
+    maps = reads_maps(edit.site for variant in variants for edit in variant.edits)
+
+    def planned_for(n: int, many: int) -> Plan:
+        return plan(
+            model, n, length, many * (1 if at == "final" else length), memory, whole_maps=maps
+        )  # fmt: skip
+
+    # Where the variants of one prompt are over the budget together, they go through in parts.
+    fit = bisect_right(range(1, len(variants) + 1), memory, key=lambda many: planned_for(1, many).bytes)
+    most = max(1, fit)
+    if most < len(variants):
+        parted = [
+            run(
+                model, prompts, variants[i : i + most], at=at, metric=metric, rows=rows, memory=memory,
+                progress=progress, label=label,
+            )
+            for i in range(0, len(variants), most)
+        ]  # fmt: skip
+        return {
+            name: torch.cat([values, *(later[name][1:] for later in parted[1:])])
+            for name, values in parted[0].items()
+        }
+    planned = planned_for(count, len(variants))
     parts: list[Mapping[str, Tensor]] = []
-    bar = tqdm(total=count, desc=label, disable=_quiet(progress), leave=False)
-    with bar:
-        planned = plan(model, count, length, len(every), memory)
+    with tqdm(total=count, desc=label, disable=_quiet(progress), leave=False) as bar:
         if not bar.disable:
             bar.write(f"{label}: {planned.describe(len(variants))}", file=sys.stderr)
         for batch in planned.batches:
@@ -388,7 +368,7 @@ def activations(
     n, length = len(rows), prompts.tokens.shape[1]
     bar = tqdm(total=n, desc=label, disable=_quiet(progress), leave=False)
     with bar:
-        for batch in chunks(model, n, length, 0, memory):
+        for batch in chunks(model, n, length, 0, memory, names):
             chunk = rows[batch.start : batch.stop]
             tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
             cache = None

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them, and what a measurement will take before it starts."""
+"""Sizes of memory as people write them."""
 
 from __future__ import annotations
 

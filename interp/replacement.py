@@ -121,15 +121,17 @@ def calibrate(
     ):
         index = group[chunk.start : chunk.stop].to(model.device)
         for name, tensor in kept.items():
-            wide = tensor.to(torch.float64)
+            dtypes[name] = tensor.dtype
+            # A donor's value is copied, not averaged: it needs no wider sum.
+            wide = tensor if replace == "resample" else tensor.to(torch.float64)
             if name not in sums:
                 sums[name] = wide.new_zeros((len(count), *tensor.shape[1:]))
-                dtypes[name] = tensor.dtype
             sums[name].index_add_(0, index, wide)
-    values = {
-        name: (total / count.to(total.device).reshape(-1, *[1] * (total.ndim - 1))).to(dtypes[name])
-        for name, total in sums.items()
-    }
+    values = {}
+    for name in list(sums):
+        total = sums.pop(name)
+        share = count.to(total.device).reshape(-1, *[1] * (total.ndim - 1))
+        values[name] = total if replace == "resample" else (total / share).to(dtypes[name])
     return Replacement(replace, values, choice)
 
 

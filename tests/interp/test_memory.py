@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from hooks.config import preset
+from hooks.errors import PhaselensError
 from hooks.transformer import CompressedTransformer
 from interp import direct_effects, engine, patch, path_patch
-from interp.bench.cases import RandomTask
+from interp.bench.cases import RandomTask, deepseek_like
 from interp.cli import main
 from interp.engine import Variant
 from interp.units import units
@@ -96,6 +97,57 @@ def test_the_verbs_pass_the_budget_on(verb, module, monkeypatch, tmp_path):
 def test_a_wrong_budget_is_one_line(capsys):
     assert main(["knockout", "tiny", "--memory", "lots"]) == 2
     assert capsys.readouterr().err == "phaselens: memory='lots'; valid: 1MiB or more, e.g. 512MiB, 4GiB\n"
+
+
+@pytest.mark.parametrize("memory", [0, -5, 1.5, float("nan"), None, "1GiB", True])
+def test_a_budget_in_python_is_a_whole_number_of_bytes(model, memory):
+    prompts = RandomTask(73, 20).sample(2, seed=0)
+    with pytest.raises(PhaselensError, match=r"memory=.*; valid: a whole number, 1 or more"):
+        engine.run(model, prompts, memory=memory, progress=False)
+
+
+def test_variants_that_are_over_the_budget_together_go_through_in_parts(model, monkeypatch):
+    prompts = RandomTask(73, 20).sample(3, seed=0)
+    variants = zeroed(model, prompts)
+    assert len(variants) == 4
+    ran = []
+    real = engine._run_chunk
+    monkeypatch.setattr(
+        engine,
+        "_run_chunk",
+        lambda m, tokens, p, some, at: ran.append(len(some)) or real(m, tokens, p, some, at),
+    )
+    sizes: list[tuple[engine.At, int]] = [("final", 1), ("all", 20)]
+    for at, width in sizes:
+        whole = engine.run(model, prompts, variants, at=at)
+        ran.clear()
+        three = engine.plan(model, 1, 20, 3 * width, 1).bytes
+        cut = engine.run(model, prompts, variants, at=at, memory=three)
+        assert ran[:3] == [3] * 3
+        assert set(ran[3:]) == {1}
+        for name in ("logprob", "margin", "correct"):
+            torch.testing.assert_close(cut[name], whole[name], rtol=0, atol=1e-5)
+        ran.clear()
+        engine.run(
+            model, prompts, variants[:2], at=at, memory=1
+        )  # less than anything: one by one, all the same
+        assert ran == [1] * 6
+
+
+def test_an_estimate_over_the_budget_says_so(model):
+    least = engine.plan(model, 4, 20, 2, 1)
+    assert least.describe(2).endswith("of activations at a time, over the budget of 1 B")
+    assert "over the budget" not in engine.plan(model, 4, 20, 2, least.bytes).describe(2)
+
+
+def test_estimates_of_long_prompts_grow_with_their_length_as_the_blocks_of_attention_do():
+    long = CompressedTransformer(deepseek_like(2, d_model=64, seed=0))
+    sizes = [engine.plan(long, 1, length, 0, 1).bytes for length in (1 << 14, 1 << 15, 1 << 16)]
+    assert sizes[1] - sizes[0] == pytest.approx((sizes[2] - sizes[1]) / 2, rel=0.01)
+    whole = [engine.plan(long, 1, n, 0, 1, whole_maps=True).bytes for n in (1 << 14, 1 << 15)]
+    assert whole[1] > 3.9 * whole[0]  # maps that hooks read are formed whole
+    heads, columns = long.cfg.n_heads, (1 << 14) + (1 << 12)  # exact tokens and entries at stride 4
+    assert whole[0] > 4 * heads * (1 << 14) * columns
 
 
 VERBS = {
