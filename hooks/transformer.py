@@ -281,7 +281,7 @@ class CompressedTransformer(StrictHooks):
         """
         logits = self.ln_final(x) @ self.W_U
         if not self.training:
-            self._require_finite(logits)
+            self.require_finite(logits)
         return logits
 
     def prefill_encoder(
@@ -329,7 +329,8 @@ class CompressedTransformer(StrictHooks):
         check_model(self)
 
     @staticmethod
-    def _require_finite(logits: Tensor) -> None:
+    def require_finite(logits: Tensor) -> None:
+        """Raise :class:`~hooks.errors.ModelCheckError`, with the first place, if logits are NaN or infinite."""
         if not bool(torch.isfinite(logits).all()):
             where = (~torch.isfinite(logits)).nonzero()[0].tolist()
             raise ModelCheckError(f"logits are NaN or infinite, first at [batch, pos, token] = {where}")

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from hooks.checks import require_choice
 from hooks.errors import SiteError
+from hooks.replay import clean_forward
 from hooks.sites import HookedModel, check_names, site
 from interp.batches import MEMORY, Plan, chunks, plan, reads_maps
 from interp.tasks.prompts import Prompts
@@ -247,11 +248,16 @@ def run(
     with tqdm(total=count, desc=label, disable=_quiet(progress), leave=False) as bar:
         if not bar.disable:
             bar.write(f"{label}: {planned.describe(len(variants))}", file=sys.stderr)
+        forward = None
         for batch in planned.batches:
             chunk = rows[batch.start : batch.stop]
             prompt = torch.arange(chunk.start, chunk.stop, device=model.device)
             tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
-            logits = _run_chunk(model, tokens, prompt, variants, at)
+            if variants:
+                logits = _run_chunk(model, tokens, prompt, variants, at)
+            else:
+                forward = forward or clean_forward(model, tokens, len(planned.batches))
+                logits = forward(tokens)
             parts.append({name: values.T.cpu() for name, values in metric(logits, prompt).items()})
             bar.update(len(chunk))
     return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
@@ -265,8 +271,6 @@ def _run_chunk(
     model: HookedModel, tokens: Tensor, prompt: Tensor, variants: Sequence[Variant], at: At
 ) -> Float[Tensor, "batch variant d_vocab"]:
     """Final-position logits of the clean run and every variant, in the order given."""
-    if not variants:
-        return model(tokens, last_only=True)
     length = tokens.shape[1]
     past = model.start_cache(tokens.shape[0], rewind=False)
     if at == "final":
