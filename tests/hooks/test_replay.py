@@ -17,7 +17,7 @@ TOKENS = torch.randint(73, (2, 21), generator=torch.Generator().manual_seed(0))
 def test_a_processor_runs_plainly_however_many_batches_there_are():
     model = CompressedTransformer(preset("tiny"))
     with torch.no_grad():
-        assert torch.equal(clean_forward(model, TOKENS, 1000)(TOKENS), model(TOKENS)[:, -1:])
+        assert torch.equal(clean_forward(model, TOKENS, 1000)(TOKENS), model(TOKENS, last_only=True))
     assert not model.training
 
 
@@ -26,6 +26,7 @@ def test_only_what_repeats_the_same_kernels_is_recorded():
     assert _repeats(tiny)
     with tiny.hooks(fwd_hooks=[("blocks.0.attn.hook_z", lambda tensor, hook: tensor)]):
         assert not _repeats(tiny)
+        tiny(TOKENS)  # a hook that never fires is an error
     assert _repeats(tiny)
     assert not _repeats(CompressedTransformer(preset("tiny").replace(index_topk=3)))
     assert not _repeats(hooked()[1])
