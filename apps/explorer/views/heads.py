@@ -60,9 +60,14 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     drawn = effect_heatmap(
         knockout, found.get("specialization"), axis=across, theme=screen_theme(190), max_height_mm=170
     )
-    drawn.update_yaxes(title_text="unit", selector={"side": None})
+    # Few rows are too short for "KV head (layer.head)"; the list above says how units are named.
+    drawn.for_each_yaxis(_short_title, selector={"side": None})
     figure(drawn, f"heatmap-{across}", on_click=_open)
     return unit
+
+
+def _short_title(axis: Any) -> None:
+    axis.title.text = axis.title.text.split(" (")[0]
 
 
 def _open(cell: Sequence[Any]) -> None:
