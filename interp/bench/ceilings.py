@@ -1,4 +1,7 @@
-"""What this machine can do at most, and what a computation needs at least: operations and bytes from shapes."""
+"""A computation's floor: its operations and bytes, counted from shapes, at the best rates measured on a machine.
+
+Those rates are the *ceilings*; the time that they leave is the *floor*.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class Ceilings(NamedTuple):
     matmul: float
     copy: float
 
-    def seconds(self, work: Work) -> float:
-        """Shortest time for some work: its operations or its bytes alone, whichever takes longer."""
+    def floor(self, work: Work) -> float:
+        """Seconds that some work takes at these rates: its operations or its bytes, whichever take longer."""
         return max(work.operations / self.matmul, work.bytes / self.copy)
 
 
@@ -66,7 +69,7 @@ def _timed(work: Callable[[], Any], device: torch.device) -> float:
 def work_of(run: Callable[[], Any]) -> Work:
     """Count the matrix products and fused attentions of a run from the shapes of their operands.
 
-    Everything else, norms and softmaxes and copies, counts nothing, so the time of this work is a lower bound.
+    Everything else, norms and softmaxes and copies, counts nothing, so a run takes longer than its floor.
     Fused attention counts every column it is given, those its mask hides included.
     """
     counter = _Counter()
