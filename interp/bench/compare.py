@@ -76,7 +76,7 @@ def compare(new: dict[str, Any], old: dict[str, Any]) -> Comparison:
 
     On a CPU CPU seconds are compared, on a GPU wall seconds. Those of a knockout map count in units of the bare
     run of the same repeat, so that a machine that is slower as a whole changes nothing; the bare run itself in
-    units of its matrix products at the rate measured beside it. Slower means both: the medians differ by 10 %
+    units of its matrix products at the rate, in the same seconds, measured beside it. Slower means both: the medians differ by 10 %
     or more, and a one-sided t-test of the logarithms, with the spread of both runs' repeats pooled, gives
     p < 0.05 ÷ the number of times compared. Larger means that every repeat now needed 5 % more memory than any
     did before.
@@ -197,7 +197,11 @@ def _of_knockout(bench: dict[str, Any], key: str, unit: str) -> dict[str, Series
             found[name] = Series(stopped=way["skipped"])
             continue
         if name == "bare":
-            yardstick = [work / rate for work, rate in zip(bare["operations"], bare["matmul"], strict=True)]
+            rates = bare["matmul"] if key == "seconds" else bare.get("matmul_cpu")
+            if rates is None:  # earlier files have wall rates only, which say nothing of CPU seconds
+                found[name] = Series()
+                continue
+            yardstick = [work / rate for work, rate in zip(bare["operations"], rates, strict=True)]
             label = "times its matrix products"
         else:
             yardstick, label = _clipped(bare[key]), "times the bare run"

@@ -89,7 +89,9 @@ def made(
     matmul = (list(matmul) * n)[:n]
     found = {
         "ours": way(ours),
-        "bare": way(bare, operations=[100] * n, bytes=[10] * n, matmul=matmul, copy=[10.0] * n),
+        "bare": way(
+            bare, operations=[100] * n, bytes=[10] * n, matmul=matmul, matmul_cpu=matmul, copy=[10.0] * n
+        ),
         "transformer_lens": way(loop, max_difference=1e-6),
         "hugging_face": {"skipped": "it is no such model"},
     }

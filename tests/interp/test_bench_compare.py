@@ -95,6 +95,18 @@ def test_cpu_time_counts_on_a_cpu_and_wall_time_on_a_gpu():
     assert compare(now, then).worse == ["side by side: 3 s (median), before 1: 3.00 times as slow"]
 
 
+def test_the_bare_run_counts_by_cpu_rates_of_products():
+    """Other programs halve the wall rate of a product, and hide nothing."""
+    then = made(**THREE, matmul=(100.0,) * 3)
+    now = made(**{**THREE, "bare": (1.5, 1.5, 1.5), "ours": (1.5, 1.52, 1.48)}, matmul=(50.0,) * 3)
+    now["methods"]["bare"]["matmul_cpu"] = [100.0] * 3
+    assert [line.split(":")[0] for line in compare(now, then).worse] == ["bare"]
+    del then["methods"]["bare"]["matmul_cpu"]  # a file from before it was measured
+    found = compare(now, then)
+    assert found.worse == []
+    assert any(note.startswith("bare: not compared, 0 repeats then and 3 now") for note in found.notes)
+
+
 def test_what_no_longer_runs_is_reported():
     now, then = made(**THREE), made(**THREE)
     now["methods"]["transformer_lens"] = {"skipped": "no such hook"}
