@@ -1,4 +1,7 @@
-"""What this machine can do at most, and what a computation needs at least: operations and bytes from shapes."""
+"""A computation's floor: its operations and bytes, counted from shapes, at the best rates measured on a machine.
+
+Those rates are the *ceilings*; the time that they leave is the *floor*.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,17 @@ class Work(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """Fastest matrix product seen, in operations a second, and fastest copy, in bytes moved a second."""
+    """Fastest matrix product seen, in operations a second, and fastest copy, in bytes moved a second.
+
+    ``matmul_cpu`` counts a product's operations by CPU second, of all threads: other programs disturb it less.
+    """
 
     matmul: float
     copy: float
+    matmul_cpu: float = float("nan")
 
-    def seconds(self, work: Work) -> float:
-        """Shortest time for some work: its operations or its bytes alone, whichever takes longer."""
+    def floor(self, work: Work) -> float:
+        """Seconds that some work takes at these rates: its operations or its bytes, whichever take longer."""
         return max(work.operations / self.matmul, work.bytes / self.copy)
 
 
@@ -50,23 +57,25 @@ def measure_ceilings(device: torch.device, *, size: int | None = None, repeats: 
     a = torch.ones(size, size, device=device)
     source = torch.ones(1 << 24, device=device)
     target = torch.empty_like(source)
-    product = min(_timed(lambda: a @ a, device) for _ in range(repeats))
-    copy = min(_timed(lambda: target.copy_(source), device) for _ in range(repeats))
-    return Ceilings(2 * size**3 / product, 2 * source.nbytes / copy)
+    products = [_timed(lambda: a @ a, device) for _ in range(repeats)]
+    copies = [_timed(lambda: target.copy_(source), device) for _ in range(repeats)]
+    wall, cpu = (min(each) for each in zip(*products, strict=True))
+    return Ceilings(2 * size**3 / wall, 2 * source.nbytes / min(copies)[0], 2 * size**3 / cpu)
 
 
-def _timed(work: Callable[[], Any], device: torch.device) -> float:
-    start = time.perf_counter()
+def _timed(work: Callable[[], Any], device: torch.device) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def work_of(run: Callable[[], Any]) -> Work:
     """Count the matrix products and fused attentions of a run from the shapes of their operands.
 
-    Everything else, norms and softmaxes and copies, counts nothing, so the time of this work is a lower bound.
+    Everything else, norms and softmaxes and copies, counts nothing, so a run takes longer than its floor.
     Fused attention counts every column it is given, those its mask hides included.
     """
     counter = _Counter()

@@ -12,12 +12,13 @@ import numpy as np
 
 from hooks.errors import PhaselensError, did_you_mean
 from interp.bench.cases import Case
-from interp.bench.processes import Worker
+from interp.bench.ceilings import Ceilings, Work
+from interp.bench.processes import Worker, limit_here, space_for_workers
 
 __all__ = ["LOOPS", "METHOD_NAMES", "TOLERANCE", "bench_knockout", "machine", "summarise"]
 
 LOOPS = ("transformer_lens", "nnsight", "hugging_face")
-METHOD_NAMES = ("ours", "floor", *LOOPS)
+METHOD_NAMES = ("ours", "bare", *LOOPS)
 TOLERANCE = 1e-5
 """Largest difference in log-probability, relative where that is above 1, that counts as the same answer."""
 
@@ -38,7 +39,7 @@ def bench_knockout(
     repeats : int
         Runs of each way: first all ways once, then all again.
     methods : sequence of str
-        Of :data:`METHOD_NAMES`; "ours" and "floor" always run.
+        Of :data:`METHOD_NAMES`; "ours" and "bare", the bare run, always run.
     say : function
         Told what goes on, line by line.
 
@@ -53,18 +54,19 @@ def bench_knockout(
     Raises
     ------
     PhaselensError
-        For another way, or if ours or the floor fails.
+        For another way, or if ours or the bare run fails.
     """
     for name in methods:
         if name not in METHOD_NAMES:
             raise PhaselensError(f"method {name!r}; {did_you_mean(name, METHOD_NAMES)}")
-    chosen = [name for name in METHOD_NAMES if name in methods or name in ("ours", "floor")]
+    chosen = [name for name in METHOD_NAMES if name in methods or name in ("ours", "bare")]
     found: dict[str, Any] = {name: {"seconds": [], "cpu_seconds": [], "peak_bytes": []} for name in chosen}
+    space = space_for_workers(case.device)
     with ExitStack() as stack:
         workers = {}
         for name in chosen:  # one after the other, so that loading does not disturb anything
             say(f"loading {case.model} for {name}")
-            spec = {"method": name, "case": case.to_dict(), "threads": case.threads}
+            spec = {"method": name, "case": case.to_dict(), "threads": case.threads, **space}
             worker = stack.enter_context(Worker("knockout", spec))
             try:
                 workers[name] = worker.ready()
@@ -81,8 +83,8 @@ def bench_knockout(
         answers = {name: worker.ask("answers") for name, worker in workers.items()}
     _compare_answers(found, answers, case)
     return {
-        "kind": "knockout", "case": case.to_dict(), "machine": machine(case.threads, case.device), "repeats": repeats,
-        "units": answers["ours"]["n_units"], "methods": found, "summary": summarise(found, case),
+        "kind": "knockout", "case": case.to_dict(), "machine": machine(case.threads, case.device) | space,
+        "repeats": repeats, "units": answers["ours"]["n_units"], "methods": found, "summary": summarise(found, case),
     }  # fmt: skip
 
 
@@ -117,52 +119,41 @@ def summarise(found: dict[str, Any], case: Case) -> dict[str, Any]:
     -------
     dict
         ``times_ours`` and ``cpu_times_ours``: by way, its best wall time, or CPU time, over our best;
-        ``of_floor`` and ``cpu_of_floor``: ours over the floor; ``of_ceilings``: ours over the time that the
-        floor's operations and bytes take at the best rates measured in the run; ``agree``: whether every way
-        gave the same answer.
+        ``of_bare`` and ``cpu_of_bare``: ours over the bare run; ``floor_seconds``: what the bare run's
+        operations and bytes take at the best rates measured in the run; ``of_floor``: our best wall time over
+        that; ``agree``: whether every way gave the same answer.
     """
     there = {name: each for name, each in found.items() if "seconds" in each}
 
     def best(name: str, key: str) -> float:
         return min(there[name][key]) * there[name].get("scale", 1.0)
 
-    floor = there["floor"]
-    at_best = max(
-        floor["operations"][0] / max(floor["matmul"]), floor["bytes"][0] / max(floor["copy"])
-    )  # fmt: skip
+    bare = there["bare"]
+    ceilings = Ceilings(max(bare["matmul"]), max(bare["copy"]))
+    floor = ceilings.floor(Work(bare["operations"][0], bare["bytes"][0]))
     return {
         "times_ours": {n: best(n, "seconds") / best("ours", "seconds") for n in there if n in LOOPS},
         "cpu_times_ours": {
             n: best(n, "cpu_seconds") / best("ours", "cpu_seconds") for n in there if n in LOOPS
         },
-        "of_floor": best("ours", "seconds") / best("floor", "seconds"),
-        "cpu_of_floor": best("ours", "cpu_seconds") / best("floor", "cpu_seconds"),
-        "ceiling_seconds": at_best,
-        "of_ceilings": best("ours", "seconds") / at_best,
+        "of_bare": best("ours", "seconds") / best("bare", "seconds"),
+        "cpu_of_bare": best("ours", "cpu_seconds") / best("bare", "cpu_seconds"),
+        "floor_seconds": floor,
+        "of_floor": best("ours", "seconds") / floor,
         "agree": all(there[n]["max_difference"] <= TOLERANCE for n in there if n in LOOPS),
     }
 
 
 def machine(threads: int, device: str = "cpu") -> dict[str, Any]:
-    """Where and with what numbers were measured."""
+    """Where and with what numbers were measured, and the limit on this process's address space, if one was set."""
     import torch
 
     gpu = {} if device == "cpu" else {"gpu": torch.cuda.get_device_name(torch.device(device))}
     names = ("torch", "transformer-lens", "nnsight", "transformers")
     return {
         "processor": _processor(), "threads": threads, "python": platform.python_version(),
-        **{name: version(name) for name in names}, **gpu, **_memory_limit(),
+        **{name: version(name) for name in names}, **gpu, **limit_here(),
     }  # fmt: skip
-
-
-def _memory_limit() -> dict[str, int]:
-    """The limit that was set on this process's address space, which every worker inherits, if one was."""
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        return {}
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return {} if limit == resource.RLIM_INFINITY else {"address_space_bytes": limit}
 
 
 def _processor() -> str:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from hooks.errors import PhaselensError
+from interp.bench.fits import fits
 from interp.bench.knockouts import machine
-from interp.bench.processes import Worker
+from interp.bench.processes import Worker, space_for_workers
 from interp.rng import torch_rng
 
-__all__ = ["READ", "bench_lengths", "linear_fit", "runner"]
+__all__ = ["D_MODEL", "LAYERS", "LONGEST", "READ", "SHORTEST", "bench_lengths", "doubling", "runner"]
 
 READ = 64
 """Final positions that hooks read."""
 LAYERS, D_MODEL, D_VOCAB = 8, 1024, 1024
+SHORTEST, LONGEST = 1024, 32768
+REPEATS = 3
+BRIEF = 10.0
+"""Seconds; a first run that took less was to warm up, one that took longer counts and is not repeated unasked."""
 
 
 def bench_lengths(
     *,
-    longest: int,
-    shortest: int = 1024,
+    longest: int = LONGEST,
+    shortest: int = SHORTEST,
+    repeats: int | None = None,
     layers: int = LAYERS,
     d_model: int = D_MODEL,
     threads: int,
@@ -32,123 +37,102 @@ def bench_lengths(
     most_seconds: float = 600.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Run one prompt of each length once, doubling from the shortest, each length in processes of their own.
+    """Run one prompt of each length, doubling from the shortest, each side and length in a process of its own.
+
+    A first run below 10 seconds warms up and is followed by those that count. The runs of one side follow each
+    other: the two together would halve the memory either could reach.
 
     Parameters
     ----------
     longest, shortest : int
-        T.
+        T; the longest is run even where doubling would pass it by.
+    repeats : int or None
+        Runs that count; None: 3, and once where a run takes 10 seconds or more.
     layers, d_model : int
         Of both models.
     threads, seed : int
         Of every process; of weights and tokens.
     device : str
-        Where both run.
+        Where both run. On a CPU each process may use the memory that is free when this starts.
     most_seconds : float
-        A side is not run at double the length once a run took more than a third of this.
+        A side is not run at the next length once a run took more than a third of this.
     say : function
         Told what goes on.
 
     Returns
     -------
     dict
-        JSON values; in ``rows`` by length ``ours`` and ``hugging_face``, each with ``seconds``,
-        ``cpu_seconds`` and ``peak_bytes`` or with ``stopped``; ``fits`` of ours, see :func:`linear_fit`.
+        JSON values; in ``rows`` by length ``ours`` and ``hugging_face``, each with ``warmed`` and, one value
+        per repeat, ``seconds``, ``cpu_seconds`` and ``peak_bytes``; or with ``stopped``. ``fits`` of ours, see
+        :func:`interp.bench.fits.fits`.
 
     Raises
     ------
     PhaselensError
         If lengths are out of order, or no run of ours succeeds.
     """
-    if not READ < shortest <= longest:
-        raise PhaselensError(f"lengths from {shortest} to {longest}; valid: rising, more than {READ}")
-    lengths = [shortest]
-    while lengths[-1] * 2 <= longest:
-        lengths.append(lengths[-1] * 2)
+    lengths = doubling(shortest, longest)
+    space = space_for_workers(device)
+    spec = {"layers": layers, "d_model": d_model, "threads": threads, "seed": seed, "device": device, **space}
     stopped: dict[str, str] = {}
     rows = []
     for length in lengths:
         row: dict[str, Any] = {"length": length}
         for side in ("ours", "hugging_face"):
-            if side in stopped:
+            if side not in stopped:
+                try:
+                    row[side] = _repeated({**spec, "side": side, "length": length}, repeats)
+                    say(f"T={length}: {side} {min(row[side]['seconds']):.3g} s")
+                except PhaselensError as error:
+                    stopped[side] = "out of memory" if _for_memory(str(error)) else str(error)
+                    say(f"T={length}: {side} stopped: {error}")
+            if side not in row:
                 row[side] = {"stopped": stopped[side]}
-                continue
-            spec = {
-                "side": side, "length": length, "layers": layers, "d_model": d_model, "threads": threads, "seed": seed,
-                "device": device,
-            }  # fmt: skip
-            try:
-                with Worker("length", spec) as worker:
-                    row[side] = worker.ready().ask()
-                say(f"T={length}: {side} {row[side]['seconds']:.1f} s")
-            except PhaselensError as error:
-                stopped[side] = "out of memory" if "memory" in str(error) else str(error)
-                row[side] = {"stopped": stopped[side]}
-                say(f"T={length}: {side} stopped: {error}")
-                continue
-            if row[side]["seconds"] > most_seconds / 3:
+            elif max(row[side]["seconds"]) > most_seconds / 3:
                 stopped[side] = "not run (time)"
         rows.append(row)
+    if "stopped" in rows[0]["ours"]:
+        raise PhaselensError(f"no length could be run: {rows[0]['ours']['stopped']}")
     return {
-        "kind": "lengths", "layers": layers, "d_model": d_model, "longest": longest, "machine": machine(threads, device),
-        "rows": rows, "fits": _fits(rows, device), "notes": _notes(rows, most_seconds),
-        "what": f"One prompt, all but its last {READ} tokens first, then those with hooks that read the streams, the heads' "
-        "outputs and the patterns of every layer there.",
+        "kind": "lengths", "layers": layers, "d_model": d_model, "longest": longest, "seed": seed,
+        "asked_repeats": repeats, "most_seconds": most_seconds, "machine": machine(threads, device) | space,
+        "rows": rows, "fits": fits(rows, gpu=device != "cpu"),
     }  # fmt: skip
 
 
-def _fits(rows: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
-    done = [(row["length"], row["ours"]) for row in rows if "seconds" in row["ours"]]
-    if not done:
-        raise PhaselensError(f"no length could be run: {rows[0]['ours']['stopped']}")
-    if len(done) < 3:
-        return {}
-    lengths = [length for length, _ in done]
-    return {
-        name: {**linear_fit(lengths, [float(found[key]) / scale for _, found in done]), "unit": unit}
-        for name, key, scale, unit in (
-            ("CPU time", "cpu_seconds", 1.0, "s") if device == "cpu" else ("time", "seconds", 1.0, "s"),
-            ("memory", "peak_bytes", 2.0**20, "MiB"),
-        )
-    }
+def doubling(shortest: int, longest: int) -> list[int]:
+    """Lengths from the shortest on, each double the one before, and the longest.
 
-
-def linear_fit(lengths: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
-    """Least squares of intercept + slope·T/1024, weighted by 1/value² so that every length counts alike.
-
-    Returns
-    -------
-    dict
-        ``intercept``, ``slope`` and ``relative_residuals`` = (value − fit) / value.
+    Raises
+    ------
+    PhaselensError
+        If the longest is below the shortest, or that leaves nothing before the positions that are read.
     """
-    x, y = np.asarray(lengths, dtype=float) / 1024, np.asarray(values, dtype=float)
-    design = np.stack((np.ones_like(x), x), axis=1) / y[:, None]
-    intercept, slope = np.linalg.lstsq(design, np.ones_like(y), rcond=None)[0]
-    residuals = 1 - (intercept + slope * x) / y
-    return {
-        "intercept": float(intercept),
-        "slope": float(slope),
-        "relative_residuals": [float(each) for each in residuals],
-    }
+    if longest < shortest:
+        raise PhaselensError(f"--length {longest} of lengths; valid: {shortest} or more")
+    if shortest <= READ:
+        raise PhaselensError(
+            f"lengths from {shortest} on; valid: more than {READ}, the positions that are read"
+        )
+    lengths = [shortest]
+    while lengths[-1] * 2 <= longest:
+        lengths.append(lengths[-1] * 2)
+    return lengths if lengths[-1] == longest else [*lengths, longest]
 
 
-def _notes(rows: Sequence[dict[str, Any]], most_seconds: float) -> list[str]:
-    notes = []
-    for side, name in (("ours", "Ours"), ("hugging_face", "Hugging Face eager")):
-        done = [row["length"] for row in rows if "seconds" in row[side]]
-        end = next((row for row in rows if "stopped" in row[side]), None)
-        reached = f"{name} ran up to T = {max(done):,}" if done else f"{name} did not run"
-        if end is None:
-            notes.append(f"{reached}, the longest asked for.")
-        else:
-            notes.append(
-                f"{reached}; at {end['length']:,}: {end[side]['stopped']} (limit {most_seconds:.0f} s a run)."
-            )
-    notes.append(
-        "The indexer scores every earlier entry for every query, in DeepSeek's design and here: that part of the time, "
-        "alone, grows with T²."
-    )
-    return notes
+def _repeated(spec: dict[str, Any], repeats: int | None) -> dict[str, Any]:
+    """Run one side at one length in a process of its own."""
+    with Worker("length", spec) as worker:
+        first = worker.ready().ask()
+        warmed = first["seconds"] < BRIEF
+        wanted = repeats or (REPEATS if warmed else 1)
+        runs = [] if warmed else [first]
+        runs += [worker.ask() for _ in range(wanted - len(runs))]
+    return {"warmed": warmed, **{key: [run[key] for run in runs] for key in first}}
+
+
+def _for_memory(reason: str) -> bool:
+    return any(word in reason for word in ("memory", "bad_alloc"))
 
 
 def runner(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
@@ -161,8 +145,7 @@ def runner(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
     def tokens(length: int) -> torch.Tensor:
         return torch.randint(D_VOCAB, (1, length), generator=torch_rng(spec["seed"], "lengths")).to(device)
 
-    if device.type == "cuda":  # the first kernels of a process are slow: its libraries are loaded with them
-        run(tokens(4 * READ))
+    run(tokens(4 * READ))  # the first kernels of a process are slow: its libraries are loaded with them
     prompt = tokens(spec["length"])
     return lambda line: timed(lambda: run(prompt), device)[0]
 

@@ -20,7 +20,7 @@ from interp.engine import Rows, Variant
 from interp.replacement import calibrate
 from interp.tasks.prompts import Prompts
 
-__all__ = ["METHODS", "Method", "floor"]
+__all__ = ["METHODS", "Method", "bare"]
 
 Method = Callable[[Loaded], Tensor]
 """``method(loaded) -> log-probabilities [1 + units run, prompt]``."""
@@ -40,8 +40,8 @@ def ours(loaded: Loaded) -> Tensor:
 
 
 @torch.no_grad()
-def floor(loaded: Loaded) -> Tensor:
-    """What the engine cannot go below: hook-free prefills and the same single positions, nothing replaced."""
+def bare(loaded: Loaded) -> Tensor:
+    """The bare run: hook-free prefills and the same single positions in one batch, nothing replaced."""
     model = loaded.model
     for chunk in loaded.chunks(loaded.calibration):
         tokens = loaded.calibration.tokens[chunk.start : chunk.stop]
@@ -231,7 +231,7 @@ def _logprob(logits: Tensor, prompts: Prompts, chunk: range) -> Tensor:
 
 METHODS: dict[str, Method] = {
     "ours": ours,
-    "floor": floor,
+    "bare": bare,
     "transformer_lens": transformer_lens,
     "nnsight": nnsight,
     "hugging_face": hugging_face,

@@ -1,17 +1,62 @@
-"""Worker processes that wait while others run, so that repeats can be interleaved."""
+"""Worker processes that wait while others run, so that repeats can be interleaved, in limited memory."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from hooks.errors import PhaselensError
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "limit_address_space", "limit_here", "space_for_workers"]
+
+
+def space_for_workers(device: str) -> dict[str, int]:
+    """Bytes of address space that every worker of a benchmark gets on a CPU, ``{"address_space_bytes": ...}``.
+
+    It is what the machine has free when the benchmark starts, or a lower limit that this container or this
+    process is under already: a way of computing that needs more then fails alone, before the kernel would end
+    other programs for it. Empty on a GPU, whose driver reserves address space beyond any memory, and where
+    the system does not tell.
+    """
+    if device != "cpu":
+        return limit_here()
+    free = [*limit_here().values(), *_free_memory()]
+    return {"address_space_bytes": min(free)} if free else {}
+
+
+def limit_here() -> dict[str, int]:
+    """The limit that was set on this process's address space, as in :func:`space_for_workers`, if one was."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return {}
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return {} if limit == resource.RLIM_INFINITY else {"address_space_bytes": limit}
+
+
+def limit_address_space(most: int) -> None:
+    """Let this process's allocations fail from here on where its address space would exceed so many bytes."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _free_memory() -> list[int]:
+    """What is free on the whole machine, and the limit of this container where it has one; bytes, Linux."""
+    found = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            found.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return found
 
 
 class Worker:
@@ -22,7 +67,7 @@ class Worker:
     kind : "knockout" or "length"
         What it does.
     spec : dict
-        JSON values, ``threads`` among them.
+        JSON values, ``threads`` among them; ``address_space_bytes`` limits it, see :func:`space_for_workers`.
     """
 
     def __init__(self, kind: str, spec: dict[str, Any]) -> None:

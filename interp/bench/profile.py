@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,9 @@ from typing import Any
 
 from hooks.errors import PhaselensError
 
-__all__ = ["STAGES", "Stopwatch", "profile_report"]
+__all__ = ["ELSEWHERE", "MODEL", "STAGES", "Stopwatch", "profile_report"]
 
+MODEL = "w8s8-2kv"
 STAGES = {
     "import": "",
     "load the model": "hooks.load",
@@ -34,6 +36,8 @@ STAGES = {
     "page": "interp.report._write_index",
 }
 """Stages by name, and the function each is; a stage inside another one counts in its own."""
+ELSEWHERE = ("export figures",)
+"""Stages that another program works in: their CPU time says little."""
 REASONS = {
     "import": "torch, transformer-lens and transformers; once per process",
     "clean run and knockouts": "the forward passes themselves: the measurement",
@@ -45,18 +49,20 @@ REASONS = {
 
 
 class Stopwatch:
-    """Time by stage; a stage that starts inside another one stops the other's clock."""
+    """Wall and CPU time by stage; a stage that starts inside another one stops the other's clocks."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
         self._open: list[str] = []
-        self._since = time.perf_counter()
+        self._since = time.perf_counter(), time.process_time()
 
     def switch(self, stage: str | None) -> None:
         """Enter a stage, or with None leave the latest."""
-        now = time.perf_counter()
+        now = time.perf_counter(), time.process_time()
         if self._open:
-            self.seconds[self._open[-1]] = self.seconds.get(self._open[-1], 0.0) + now - self._since
+            for spent, end, start in zip((self.seconds, self.cpu_seconds), now, self._since, strict=True):
+                spent[self._open[-1]] = spent.get(self._open[-1], 0.0) + end - start
         self._since = now
         if stage is None:
             self._open.pop()
@@ -77,7 +83,7 @@ class Stopwatch:
 
 
 def profile_report(
-    *, model: str = "w8s8-2kv", n_per_residue: int = 64, threads: int, seed: int = 0
+    *, model: str = MODEL, n_per_residue: int = 64, repeats: int = 1, threads: int, seed: int = 0
 ) -> dict[str, Any]:
     """Run ``phaselens report`` in a process of its own and time its stages.
 
@@ -87,11 +93,15 @@ def profile_report(
         Zoo name or folder.
     n_per_residue, threads, seed : int
         Of the report.
+    repeats : int
+        Reports, one after the other.
 
     Returns
     -------
     dict
-        JSON values: ``stages`` with ``seconds`` and ``share``, largest first; "rest" is what no stage covers.
+        JSON values, times one per repeat: ``total`` and ``cpu_total``, that of the report's own
+        process: Chromium, which draws the figures, is not in it; ``stages`` with ``seconds``, ``cpu_seconds`` and
+        ``share`` (of the median wall time), largest first; "rest" is what no stage covers.
 
     Raises
     ------
@@ -100,6 +110,24 @@ def profile_report(
     """
     from interp.bench.knockouts import machine
 
+    runs = [_profiled(model, n_per_residue, threads, seed) for _ in range(repeats)]
+    total = [run["total"] for run in runs]
+    stages = []
+    for name in runs[0]["seconds"]:
+        seconds = [run["seconds"][name] for run in runs]
+        stages.append({
+            "stage": name, "seconds": seconds, "cpu_seconds": [run["cpu_seconds"][name] for run in runs],
+            "share": statistics.median(seconds) / statistics.median(total), "reason": REASONS.get(name, ""),
+        })  # fmt: skip
+    return {
+        "kind": "profile", "model": model, "n_per_residue": n_per_residue, "seed": seed, "repeats": repeats,
+        "machine": machine(threads), "total": total, "cpu_total": [run["cpu_total"] for run in runs],
+        "stages": sorted(stages, key=lambda stage: -stage["share"]),
+    }  # fmt: skip
+
+
+def _profiled(model: str, n_per_residue: int, threads: int, seed: int) -> dict[str, Any]:
+    """Times of one report: ``total`` and ``cpu_total``, and by stage ``seconds`` and ``cpu_seconds``."""
     with tempfile.TemporaryDirectory() as folder:
         spec = {
             "model": model,
@@ -117,16 +145,10 @@ def profile_report(
     if done.returncode:
         raise PhaselensError(f"the report failed: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    seconds = {**found["seconds"]}
-    seconds["rest"] = max(0.0, total - sum(seconds.values()))
-    stages = [
-        {"stage": name, "seconds": value, "share": value / total, "reason": REASONS.get(name, "")}
-        for name, value in sorted(seconds.items(), key=lambda item: -item[1])
-    ]
-    return {
-        "kind": "profile", "model": model, "n_per_residue": n_per_residue, "machine": machine(threads),
-        "total": total, "cpu_total": found["cpu_seconds"], "stages": stages,
-    }  # fmt: skip
+    run = {"total": total, "cpu_total": found["cpu_total"]}
+    for key, whole in (("seconds", "total"), ("cpu_seconds", "cpu_total")):
+        run[key] = {**found[key], "rest": max(0.0, run[whole] - sum(found[key].values()))}
+    return run
 
 
 def _run(spec: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +172,11 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
         spec["model"], out=Path(spec["out"]), n_per_residue=spec["n_per_residue"], seed=spec["seed"],
         unit="kv_head", padding="in_sequence", memory=MEMORY, device="cpu", as_json=False,
     )  # fmt: skip
-    return {"seconds": watch.seconds, "cpu_seconds": time.process_time()}
+    return {
+        "seconds": watch.seconds,
+        "cpu_seconds": watch.cpu_seconds,
+        "cpu_total": time.process_time(),
+    }
 
 
 if __name__ == "__main__":

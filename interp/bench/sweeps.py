@@ -18,7 +18,9 @@ from interp.phases import by_phase, fold, model_strides
 from interp.tasks.prompts import Prompts
 from interp.tasks.recall import RecallTask
 
-__all__ = ["Replay", "bench_sweep"]
+__all__ = ["MODEL", "Replay", "bench_sweep"]
+
+MODEL = "w8s8-2kv"
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -54,7 +56,7 @@ class Replay:
 
 
 def bench_sweep(
-    name: str = "w8s8-2kv",
+    name: str = MODEL,
     *,
     n_per_residue: int,
     repeats: int,
@@ -79,8 +81,9 @@ def bench_sweep(
     Returns
     -------
     dict
-        JSON values; in ``ways`` by way ``seconds`` (one per repeat), ``setup`` (seconds before the first
-        sweep), ``accuracy`` by phase, and against the plain way ``max_difference`` of log-probabilities and
+        JSON values; in ``ways`` by way ``seconds`` and ``cpu_seconds`` (one per repeat: all ways once, then
+        all again), ``setup`` (seconds before its first sweep, once the plain way has run), ``accuracy`` by phase, and against
+        the plain way ``max_difference`` of log-probabilities and
         ``accuracy_change`` (percentage points, largest over phases); ``half_width`` is the widest half
         interval of the plain way's accuracies, in percentage points; NaN if none has an interval.
     """
@@ -99,37 +102,25 @@ def bench_sweep(
         for batch in batches
     ]
     model.train()
+    makers = _ways(model, place)
+    _set_up(makers["plain fp32"], tokens[0], place)  # what a process does once is no way's set-up
+    forwards: dict[str, Forward] = {}
     found: dict[str, Any] = {}
-    plain: np.ndarray | None = None
-    half_width, logits = float("nan"), []
-    for way, make in _ways(model, place).items():
+    for way, make in makers.items():
         start = time.perf_counter()
-        with torch.no_grad():
-            forward = make(tokens[0])
-            forward(tokens[0])
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
-        entry: dict[str, Any] = {"setup": time.perf_counter() - start, "seconds": []}
-        for _ in range(repeats):
-            timing, logits = timed(lambda f=forward: _sweep(f, tokens), place)
-            entry["seconds"].append(timing["seconds"])
-        logprob, correct = _scores(logits, prompts, batches)
-        plain = logprob if plain is None else plain
-        entry["accuracy"] = (
-            by_phase(fold(correct, task.modulus), stride) / (len(correct) // stride)
-        ).tolist()
-        entry["max_difference"] = float(np.abs(logprob - plain).max())
-        found[way] = entry
-        if way == "plain fp32":
-            low, high = stats.phase_intervals(fold(correct, task.modulus), stride, seed=seed)
-            widths = (high - low)[np.isfinite(high - low)]  # none where all were right, or prompts are few
-            half_width = 50 * float(widths.max()) if widths.size else half_width
-    base = np.array(found["plain fp32"]["accuracy"])
-    for entry in found.values():
-        entry["accuracy_change"] = 100 * float(np.abs(np.array(entry["accuracy"]) - base).max())
+        forwards[way] = _set_up(make, tokens[0], place)
+        found[way] = {"setup": time.perf_counter() - start}
+    logits: dict[str, list[Tensor]] = {}
+    for _ in range(repeats):
+        for way, forward in forwards.items():
+            timing, logits[way] = timed(lambda f=forward: _sweep(f, tokens), place)
+            for key in ("seconds", "cpu_seconds"):  # memory is shared: all ways are in this process
+                found[way].setdefault(key, []).append(timing[key])
+    half_width = _compare_ways(found, logits, prompts, batches, stride, seed)
     return {
-        "kind": "sweep", "model": name, "n_per_residue": n_per_residue, "batch": size, "batches": len(batches),
-        "repeats": repeats, "machine": machine(threads, device), "ways": found, "half_width": half_width,
+        "kind": "sweep", "model": name, "n_per_residue": n_per_residue, "seed": seed, "batch": size,
+        "batches": len(batches), "interleaved": True, "repeats": repeats, "machine": machine(threads, device),
+        "ways": found, "half_width": half_width,
     }  # fmt: skip
 
 
@@ -156,8 +147,42 @@ def _ways(model: Any, place: torch.device) -> dict[str, Callable[[Tensor], Forwa
 
 
 @torch.no_grad()
+def _set_up(make: Callable[[Tensor], Forward], tokens: Tensor, place: torch.device) -> Forward:
+    """Make a way and run it once, to the end."""
+    forward = make(tokens)
+    forward(tokens)
+    if place.type == "cuda":
+        torch.cuda.synchronize(place)
+    return forward
+
+
+@torch.no_grad()
 def _sweep(forward: Forward, tokens: list[Tensor]) -> list[Tensor]:
     return [forward(batch) for batch in tokens]
+
+
+def _compare_ways(
+    found: dict[str, Any],
+    logits: dict[str, list[Tensor]],
+    prompts: Prompts,
+    batches: list[range],
+    stride: int,
+    seed: int,
+) -> float:
+    """Note how far each way's numbers are from the plain way's; return the plain way's widest half interval."""
+    scores = {way: _scores(each, prompts, batches) for way, each in logits.items()}
+    plain = scores["plain fp32"]
+    for way, (logprob, correct) in scores.items():
+        entry = found[way]
+        right = by_phase(fold(correct, prompts.modulus), stride) / (len(correct) // stride)
+        entry["accuracy"] = right.tolist()
+        entry["max_difference"] = float(np.abs(logprob - plain[0]).max())
+    low, high = stats.phase_intervals(fold(plain[1], prompts.modulus), stride, seed=seed)
+    widths = (high - low)[np.isfinite(high - low)]  # none where all were right, or prompts are few
+    base = np.array(found["plain fp32"]["accuracy"])
+    for entry in found.values():
+        entry["accuracy_change"] = 100 * float(np.abs(np.array(entry["accuracy"]) - base).max())
+    return 50 * float(widths.max()) if widths.size else float("nan")
 
 
 def _scores(logits: list[Tensor], prompts: Prompts, batches: list[range]) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from hooks.errors import PhaselensError
+from interp.bench.processes import limit_address_space
 
 __all__ = ["Timing", "main", "peak_memory", "timed"]
 
@@ -72,7 +73,7 @@ def _knockout(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
     device = loaded.model.device
     last: list[Any] = []
     extra: dict[str, Any] = {}
-    if spec["method"] == "floor":
+    if spec["method"] == "bare":
         extra = dict(zip(("operations", "bytes"), work_of(lambda: method(loaded)), strict=True))
     else:  # the first call of anything is slow: loops warm up on one unit
         method(loaded.smaller())
@@ -80,11 +81,11 @@ def _knockout(spec: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
     def answer(line: str) -> dict[str, Any]:
         if line == "answers":
             return {"logprob": last[-1].tolist(), "units": loaded.loop_units(), "n_units": len(loaded.units)}
-        ceilings = measure_ceilings(device) if spec["method"] == "floor" else None
+        ceilings = measure_ceilings(device) if spec["method"] == "bare" else None
         timing, found = timed(lambda: method(loaded), device)
         last[:] = [found.double().cpu()]
         if ceilings is not None:
-            timing |= {"matmul": ceilings.matmul, "copy": ceilings.copy, **extra}
+            timing |= {**ceilings._asdict(), **extra}
         return timing
 
     return answer
@@ -100,6 +101,8 @@ def main(kind: str, text: str, source: TextIO, sink: TextIO) -> None:
     """Serve one process's requests until its input ends; a mistake is answered with its one line."""
     spec = json.loads(text)
     torch.set_num_threads(spec["threads"])
+    if "address_space_bytes" in spec:
+        limit_address_space(spec["address_space_bytes"])
 
     def say(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=sink, flush=True)

@@ -1,9 +1,10 @@
-"""The benchmark: ways agree, counts are right, regressions are found, pages say what was missed."""
+"""The benchmark: ways agree, counts are right, files and pages say what was measured and what was missed."""
 
 from __future__ import annotations
 
-import copy
+import io
 import json
+import os
 import subprocess
 import sys
 
@@ -12,13 +13,16 @@ import pytest
 import torch
 
 from hooks.errors import PhaselensError
-from interp.bench import methods
+from interp.bench import methods, worker
 from interp.bench.cases import Case, Loaded
 from interp.bench.ceilings import Ceilings, Work, work_of
-from interp.bench.compare import load_bench, regressions
+from interp.bench.compare import compare
+from interp.bench.files import load_bench
+from interp.bench.fits import fits, power_fit
 from interp.bench.knockouts import bench_knockout, summarise
-from interp.bench.lengths import linear_fit
-from interp.bench.page import page
+from interp.bench.lengths import bench_lengths
+from interp.bench.page import page, section
+from interp.bench.processes import Worker, space_for_workers
 from interp.bench.profile import Stopwatch
 from interp.cli import main
 from interp.memory import parse_bytes, show_bytes
@@ -45,8 +49,8 @@ def test_every_way_agrees_on_the_hugging_face_class(way):
     torch.testing.assert_close(methods.METHODS[way](loaded), methods.ours(loaded)[rows], rtol=1e-5, atol=1e-5)
 
 
-def test_the_floor_runs_the_same_positions_and_replaces_nothing(tiny):
-    found = methods.floor(tiny)
+def test_the_bare_run_runs_the_same_positions_and_replaces_nothing(tiny):
+    found = methods.bare(tiny)
     clean = methods.ours(tiny)[0]
     torch.testing.assert_close(found, clean.expand_as(found), rtol=1e-5, atol=1e-5)
 
@@ -65,69 +69,46 @@ def test_work_is_counted_from_shapes():
     assert work_of(lambda: a + a) == Work(0, 0)
 
 
-def test_a_ceiling_is_the_slower_of_operations_and_bytes():
-    assert Ceilings(matmul=100, copy=10).seconds(Work(200, 10)) == 2
-    assert Ceilings(matmul=100, copy=10).seconds(Work(200, 50)) == 5
+def test_the_floor_is_the_slower_of_operations_and_bytes():
+    assert Ceilings(matmul=100, copy=10).floor(Work(200, 10)) == 2
+    assert Ceilings(matmul=100, copy=10).floor(Work(200, 50)) == 5
 
 
-def made(ours=(1.0, 1.1), floor=(1.0, 1.0), loop=(30.0, 31.0), peak=(100, 101)) -> dict:
+def made(
+    ours=(1.0, 1.1), bare=(1.0, 1.0), loop=(30.0, 31.0), peak=(100 << 20, 101 << 20), matmul=(100.0, 200.0)
+) -> dict:
     """A benchmark's JSON with chosen times."""
 
     def way(seconds, **more):
         return {
-            "seconds": list(seconds),
-            "cpu_seconds": list(seconds),
-            "peak_bytes": list(peak),
-            "scale": 1.0,
-            **more,
-        }
+            "seconds": list(seconds), "cpu_seconds": list(seconds), "peak_bytes": (list(peak) * len(ours))[: len(ours)],
+            "scale": 1.0, **more,
+        }  # fmt: skip
 
+    n = len(ours)
+    matmul = (list(matmul) * n)[:n]
     found = {
         "ours": way(ours),
-        "floor": way(floor, operations=[100, 100], bytes=[10, 10], matmul=[100.0, 200.0], copy=[10.0, 10.0]),
+        "bare": way(
+            bare, operations=[100] * n, bytes=[10] * n, matmul=matmul, matmul_cpu=matmul, copy=[10.0] * n
+        ),
         "transformer_lens": way(loop, max_difference=1e-6),
         "hugging_face": {"skipped": "it is no such model"},
     }
     case = Case("w8s8-4kv", 192, 24)
     machine = {"threads": 2, "processor": "a processor", "torch": "2"}
     return {
-        "kind": "knockout", "case": case.to_dict(), "machine": machine, "repeats": 2, "units": 16, "methods": found,
+        "kind": "knockout", "case": case.to_dict(), "machine": machine, "repeats": n, "units": 16, "methods": found,
         "summary": summarise(found, case),
     }  # fmt: skip
 
 
 def test_ratios_are_of_best_repeats():
-    summary = made(ours=(2.0, 1.5), floor=(1.0, 3.0), loop=(45.0, 60.0))["summary"]
+    summary = made(ours=(2.0, 1.5), bare=(1.0, 3.0), loop=(45.0, 60.0))["summary"]
     assert summary["times_ours"] == {"transformer_lens": 30.0}
+    assert summary["of_bare"] == 1.5
+    assert summary["floor_seconds"] == 1.0  # 10 bytes at 10/s take longer than 100 operations at 200/s
     assert summary["of_floor"] == 1.5
-    assert summary["ceiling_seconds"] == 1.0  # 10 bytes at 10/s take longer than 100 operations at 200/s
-    assert summary["of_ceilings"] == 1.5
-
-
-@pytest.mark.parametrize(
-    ("new", "flagged"),
-    [
-        ({}, []),
-        ({"ours": (1.05, 1.3)}, []),  # overlaps with what was seen before
-        ({"ours": (1.2, 1.3)}, ["ours: 1.20 to 1.30 times the floor, before 1.00 to 1.10"]),
-        (
-            {"ours": (4.0, 4.4), "floor": (4.0, 4.0), "loop": (120.0, 124.0)},
-            ["floor: 4.00"],
-        ),  # floor vs its ceiling
-        ({"peak": (110, 111)}, ["ours: 0 MiB at least", "floor: 0 MiB", "transformer_lens: 0 MiB"]),
-    ],
-)
-def test_a_regression_is_what_no_repeat_before_was_as_slow_as(new, flagged):
-    lines = regressions(made(**new), made())
-    assert len(lines) == len(flagged)
-    assert all(line.startswith(start) for line, start in zip(lines, flagged, strict=True))
-
-
-def test_only_equal_settings_are_compared():
-    other = copy.deepcopy(made())
-    other["case"]["n"] = 24
-    with pytest.raises(PhaselensError, match="n=24, this one 192"):
-        regressions(made(), other)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"kind": "else"}'])
@@ -147,8 +128,10 @@ def test_the_page_says_what_was_reached_and_what_was_missed():
     torn = made(loop=(30.0, 31.0))
     torn["summary"]["cpu_times_ours"]["transformer_lens"] = 19.0  # wall times of a busy machine prove nothing
     assert "Missed: 30× (wall), 19× (CPU)" in page([torn])
-    assert "within 2× of the floor. Reached: 1×" in text
-    assert "within 2× of the floor. Missed: 2.5×" in text
+    assert "within 2× of the bare run. Reached: 1× (wall), 1× (CPU). Of the floor it is 1× (wall)" in text
+    assert (
+        "within 2× of the bare run. Missed: 2.5× (wall), 2.5× (CPU). Of the floor it is 2.5× (wall)" in text
+    )
     assert "Hugging Face eager loop: it is no such model." in text
     missing = text.split("## Not measured here")[1]
     assert "random-28" in missing
@@ -170,25 +153,98 @@ def test_a_limit_of_memory_stands_beside_the_times():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     limited, free = made() | {"machine": json.loads(done.stdout)}, made()
-    assert "address space limited to 24 GiB" in page([limited])
+    assert "address space of a process limited to 24 GiB" in page([limited])
     assert "address space" not in page([free])
 
 
-def test_linear_fit_and_its_residuals():
-    exact = linear_fit([1024, 2048, 4096], [3.0, 5.0, 9.0])
-    assert exact["intercept"] == pytest.approx(1)
-    assert exact["slope"] == pytest.approx(2)
+def test_workers_may_use_the_memory_that_is_free(monkeypatch):
+    """On Linux without a limit the kernel would end other programs for one that needs more."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < space_for_workers("cpu")["address_space_bytes"] <= total
+    limits = []
+    monkeypatch.setattr(worker, "limit_address_space", limits.append)
+    monkeypatch.setattr(worker, "_length", lambda spec: lambda line: {})
+    worker.main("length", '{"threads": 1, "address_space_bytes": 5}', io.StringIO(), io.StringIO())
+    assert limits == [5]
+    code = "from interp.bench.processes import *; limit_address_space(1 << 30); print(len(bytearray({})))"
+    fits, fails = (
+        subprocess.run([sys.executable, "-c", code.format(size)], capture_output=True, text=True, check=False)
+        for size in ("1 << 26", "1 << 31")
+    )
+    assert fits.stdout == "67108864\n"
+    assert "MemoryError" in fails.stderr
+
+
+@pytest.mark.slow
+def test_a_process_that_needs_more_fails_alone():
+    spec = {
+        "side": "hugging_face", "length": 16384, "layers": 1, "d_model": 64, "threads": 1, "seed": 0, "device": "cpu",
+        "address_space_bytes": 4 << 30,  # 16 heads' patterns of T² alone are 16 GiB
+    }  # fmt: skip
+    with Worker("length", spec) as process, pytest.raises(PhaselensError, match="memory"):
+        process.ready().ask()
+
+
+@pytest.mark.slow
+def test_lengths_are_run_on_both_sides():
+    found = bench_lengths(longest=200, shortest=128, repeats=2, layers=2, d_model=64, threads=1)
+    assert [row["length"] for row in found["rows"]] == [128, 200]
+    assert all(len(row[side]["seconds"]) == 2 for row in found["rows"] for side in ("ours", "hugging_face"))
+    assert found["machine"]["address_space_bytes"] > 0
+    assert "--length 200 --repeats 2" in section(found)
+
+
+def test_powers_of_a_length_are_found_and_shared_out():
+    exact = power_fit([1024, 2048, 4096], [3.0, 5.0, 9.0], highest=1)
+    assert exact["coefficients"] == pytest.approx([1, 2])
+    assert exact["shares"] == pytest.approx([1 / 9, 8 / 9])
     assert np.allclose(exact["relative_residuals"], 0)
-    bent = linear_fit([1024, 2048, 4096], [1.0, 4.0, 16.0])["relative_residuals"]
+    bent = power_fit([1024, 2048, 4096], [1.0, 4.0, 16.0], highest=1)["relative_residuals"]
     assert max(map(abs, bent)) > 0.1
+    lengths = [1024 << k for k in range(8)]
+    curve = power_fit(lengths, [0.5 + 2 * t + 0.01 * t**2 for t in (1, 2, 4, 8, 16, 32, 64, 128)], highest=2)
+    assert curve["coefficients"] == pytest.approx([0.5, 2, 0.01])
+    whole = 0.5 + 256 + 163.84
+    assert curve["shares"] == pytest.approx([0.5 / whole, 256 / whole, 163.84 / whole])
+
+
+def long(seconds: list[list[float]], *, hf: list[dict] | None = None) -> dict:
+    """A benchmark of lengths with chosen times of ours, one list per length from 1024 on."""
+    stopped = [{"stopped": "out of memory"}] * len(seconds)
+    rows = [
+        {
+            "length": 1024 << k, "hugging_face": other,
+            "ours": {"seconds": each, "cpu_seconds": each, "peak_bytes": [k + 1.0] * len(each), "warmed": len(each) > 1},
+        }
+        for k, (each, other) in enumerate(zip(seconds, hf or stopped, strict=True))
+    ]  # fmt: skip
+    machine = {"threads": 2, "processor": "a processor", "torch": "2"}
+    return {
+        "kind": "lengths", "layers": 8, "d_model": 1024, "longest": rows[-1]["length"], "seed": 0, "asked_repeats": None,
+        "most_seconds": 600.0, "machine": machine, "rows": rows, "fits": fits(rows, gpu=False),
+    }  # fmt: skip
+
+
+def test_the_page_says_what_ran_at_each_length_and_how_it_grows():
+    text = section(long([[1.01 + 1, 1.01], [2.04], [4.16], [8.64]]))  # t + 0.01·t²
+    assert "Fit of our CPU time: 0 + 1·(T/1024) + 0.01·(T/1024)² s" in text
+    assert "At T = 8,192 it is made of: 0% the constant, 93% T, 7% T²" in text  # 8 and 0.64 of 8.64
+    assert "Fit of our memory: " in text
+    assert "(T/1024)² MiB" not in text
+    assert "4 experts of width 1024 of which each token uses 2" in text
+    assert "1.01 … 2.01" in text
+    assert "a single number is of one run" in text
+    assert "Each side ran once at each length." in section(long([[1.0], [2.0]]))
 
 
 def test_a_stage_inside_another_counts_in_its_own(monkeypatch):
-    now = iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    now, cpu = iter([0.0, 1.0, 3.0, 6.0, 10.0]), iter([0.0, 0.5, 0.75, 1.75, 3.75])
     monkeypatch.setattr("interp.bench.profile.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("interp.bench.profile.time.process_time", lambda: next(cpu))
     watch = Stopwatch()
     watch.wrap("outer", watch.wrap("inner", lambda: None))()
     assert watch.seconds == {"outer": 2.0 + 4.0, "inner": 3.0}
+    assert watch.cpu_seconds == {"outer": 0.25 + 2.0, "inner": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -212,16 +268,17 @@ def test_sizes_are_shown():
 def test_processes_run_interleaved_and_their_answers_are_compared():
     said: list[str] = []
     case = Case("tiny", 24, 24, loop_units=1)
-    found = bench_knockout(case, repeats=2, methods=["transformer_lens"], say=said.append)
+    found = bench_knockout(case, repeats=3, methods=["transformer_lens"], say=said.append)
     order = [line.split(": ")[1].split()[0] for line in said if line.startswith("repeat")]
-    assert order == ["ours", "floor", "transformer_lens"] * 2
+    assert order == ["ours", "bare", "transformer_lens"] * 3
     assert found["summary"]["agree"]
     loop = found["methods"]["transformer_lens"]
     assert loop["max_difference"] <= 1e-5
     assert loop["scale"] == (24 + 24 * 5) / (24 + 24 * 2)  # 4 units, of which 1 ran
-    assert all(len(way["seconds"]) == 2 for way in found["methods"].values())
+    assert all(len(way["seconds"]) == 3 for way in found["methods"].values())
     assert all(min(way["peak_bytes"]) > 50 << 20 for way in found["methods"].values())
-    assert regressions(found, json.loads(json.dumps(found))) == []
+    assert compare(found, json.loads(json.dumps(found))).worse == []
+    assert found["machine"]["address_space_bytes"] > 0
 
 
 def test_a_model_that_does_not_exist_is_one_line(capsys):

@@ -6,11 +6,10 @@ import copy
 
 import numpy as np
 import pytest
+import torch
 
 import hooks
-from hooks.errors import PhaselensError
 from interp import phase_sweep
-from interp.bench.compare import regressions
 from interp.bench.page import page, section
 from interp.bench.sweeps import bench_sweep
 from interp.cli import main
@@ -42,14 +41,31 @@ def test_bf16_is_told_from_fp32(swept):
     plain, half = swept["ways"]["plain fp32"], swept["ways"]["plain bf16"]
     assert plain["max_difference"] == plain["accuracy_change"] == 0
     assert half["max_difference"] > 1e-4
-    assert len(half["seconds"]) == 2
+    assert len(half["seconds"]) == len(half["cpu_seconds"]) == 2
+
+
+def test_ways_take_turns(monkeypatch):
+    order = []
+
+    def ways(model, place):
+        def way(name):
+            return lambda tokens: lambda batch: order.append(name) or torch.zeros(len(batch), 1, 512)
+
+        return {name: way(name) for name in ("plain fp32", "other")}
+
+    monkeypatch.setattr("interp.bench.sweeps._ways", ways)
+    found = bench_sweep("tiny", n_per_residue=1, repeats=3, threads=1)
+    assert found["batches"] == 1
+    # The plain way warms the process up; then each way is set up by one batch.
+    assert order == ["plain fp32", "plain fp32", "other", *["plain fp32", "other"] * 3]
+    assert "3 repeats, all ways in turn" in section(found)
 
 
 @pytest.mark.parametrize(
     ("seconds", "setup", "said"),
     [
         (2.0, 0.0, "plain bf16: no faster."),
-        (0.5, 1.25, "saves 0.5 s a sweep; has paid for its set-up after 3 sweeps."),
+        (0.5, 1.25, "saves 0.5 s of 1 s a sweep; has paid for its set-up after 3 sweep(s)."),
     ],
 )
 def test_the_page_says_whether_a_way_pays(swept, seconds, setup, said):
@@ -62,14 +78,6 @@ def test_the_page_says_whether_a_way_pays(swept, seconds, setup, said):
 @pytest.mark.parametrize("width", [None, float("nan")])
 def test_no_interval_is_said_in_words(swept, width):
     assert "no intervals at this n" in section({**swept, "half_width": width})
-
-
-def test_an_earlier_file_without_a_device_is_of_a_cpu():
-    old = made()
-    del old["case"]["device"]
-    assert regressions(made(), old) == []
-    with pytest.raises(PhaselensError, match="device='cpu', this one 'cuda'"):
-        regressions(on_gpu(made()), old)
 
 
 def test_pages_name_the_gpu_and_its_command(swept):
