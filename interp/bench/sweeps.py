@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hooks.replay import Replay
 from interp import stats
 from interp.bench.knockouts import machine
 from interp.bench.worker import timed
@@ -18,41 +19,11 @@ from interp.phases import by_phase, fold, model_strides
 from interp.tasks.prompts import Prompts
 from interp.tasks.recall import RecallTask
 
-__all__ = ["MODEL", "Replay", "bench_sweep"]
+__all__ = ["MODEL", "bench_sweep"]
 
 MODEL = "w8s8-2kv"
 
 Forward = Callable[[Tensor], Tensor]
-
-
-class Replay:
-    """Final-position logits through a CUDA graph: kernels are recorded once and launched together.
-
-    Parameters
-    ----------
-    model : CompressedTransformer
-        In training mode, which leaves out the checks that wait for the device.
-    tokens : integer tensor [batch, pos]
-        Of the shape that all later calls have.
-    """
-
-    def __init__(self, model: Any, tokens: Tensor) -> None:
-        self._tokens = tokens.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries and the allocator settle before anything is recorded
-            for _ in range(3):
-                model(self._tokens, last_only=True)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._logits = model(self._tokens, last_only=True)
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, 1, d_vocab]."""
-        self._tokens.copy_(tokens)
-        self._graph.replay()
-        return self._logits.clone()
 
 
 def bench_sweep(
@@ -101,7 +72,6 @@ def bench_sweep(
         prompts.tokens[[min(i, batch.stop - 1) for i in range(batch.start, batch.start + size)]].to(place)
         for batch in batches
     ]
-    model.train()
     makers = _ways(model, place)
     _set_up(makers["plain fp32"], tokens[0], place)  # what a process does once is no way's set-up
     forwards: dict[str, Forward] = {}
@@ -125,7 +95,7 @@ def bench_sweep(
 
 
 def _ways(model: Any, place: torch.device) -> dict[str, Callable[[Tensor], Forward]]:
-    def plain(tokens: Tensor) -> Forward:
+    def plain() -> Forward:
         return lambda batch: model(batch, last_only=True)
 
     def half(forward: Forward) -> Forward:
@@ -135,14 +105,26 @@ def _ways(model: Any, place: torch.device) -> dict[str, Callable[[Tensor], Forwa
 
         return run
 
+    def compiled() -> Forward:
+        forward = torch.compile(plain())
+
+        def run(batch: Tensor) -> Tensor:
+            model.train()  # it leaves out the checks of values, at which a compiled pass would break off
+            try:
+                return forward(batch)
+            finally:
+                model.eval()
+
+        return run
+
     ways: dict[str, Callable[[Tensor], Forward]] = {
-        "plain fp32": plain,
-        "plain bf16": lambda tokens: half(plain(tokens)),
+        "plain fp32": lambda tokens: plain(),
+        "plain bf16": lambda tokens: half(plain()),
     }
     if place.type == "cuda":
         ways["CUDA graph fp32"] = lambda tokens: Replay(model, tokens)
-        ways["compiled fp32"] = lambda tokens: torch.compile(plain(tokens))
-        ways["compiled bf16"] = lambda tokens: half(torch.compile(plain(tokens)))
+        ways["compiled fp32"] = lambda tokens: compiled()
+        ways["compiled bf16"] = lambda tokens: half(compiled())
     return ways
 
 
