@@ -296,10 +296,9 @@ class Attention(nn.Module):
         """Attend to exact tokens and to the visible entries among the picks, without the others."""
         key, value = entries[0].key, entries[0].value
         if len(entries) > 1:
-            key, value = (
-                torch.cat([_for_rows(getattr(part, name), len(q)) for part in entries], dim=1)
-                for name in ("key", "value")
-            )
+            tied = all(part.key is part.value for part in entries)  # then they are gathered once
+            key = torch.cat([_for_rows(part.key, len(q)) for part in entries], dim=1)
+            value = key if tied else torch.cat([_for_rows(part.value, len(q)) for part in entries], dim=1)
         visible = torch.div(queries + 1, self.layer.stride, rounding_mode="floor")[:, None]
         return attend_picks(
             q,
@@ -327,7 +326,7 @@ class Attention(nn.Module):
                 seen = min(seen, a)
                 positions = torch.arange(a, b, device=queries.device)
                 mask = self._readable(queries[:, None], positions[None, :])
-                segments.append(Segment(key[:, a - begin : b - begin], value[:, a - begin : b - begin], mask))
+                segments.append(Segment.of(key, value, slice(a - begin, b - begin), mask))
         return segments, seen
 
     def _entry_segments(self, call: _Call, queries: Tensor, limit: int) -> list[Segment]:
@@ -346,7 +345,7 @@ class Attention(nn.Module):
                 entries = torch.arange(begin, b, device=queries.device)
                 visible = torch.div(queries + 1, self.layer.stride, rounding_mode="floor")
                 mask = entries[None, :] < visible[:, None]
-                segments.append(Segment(key[:, : b - begin], value[:, : b - begin], mask))
+                segments.append(Segment.of(key, value, slice(0, b - begin), mask))
         return segments
 
     def _imitate(self, q: Tensor, exact: list[Segment], entries: list[Segment], scores: Tensor) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooks.numerics import masked_softmax
 from hooks.softmax import Segment, mix, scores_of
@@ -70,18 +70,26 @@ def attend_picks(
     """
     variants, groups = q.shape[0] // key.shape[0], key.shape[2]
     row = torch.arange(q.shape[0], device=q.device).div(variants, rounding_mode="floor")[:, None, None]
-    index = picks.clamp_min(0)
+    index = picks.clamp_min(0) + row * key.shape[1]
+    picked_key = _rows(key, index)
+    picked_value = picked_key if value is key else _rows(value, index)
     near = scores_of(q, exact, sink)
     split = rearrange(q, "r t (g p) d -> r t g p d", g=groups)
-    far = torch.einsum("rtgpd,rtkgd->rgptk", split, key[row, index]) * q.shape[-1] ** -0.5
+    far = torch.einsum("rtgpd,rtkgd->rgptk", split, picked_key) * q.shape[-1] ** -0.5
     far = far.flatten(1, 2).to(near[0].dtype if near else far.dtype)
     far = far.masked_fill((picks < 0)[:, None], -torch.inf)
     pattern = masked_softmax(torch.cat([far, *near], dim=-1), may_be_empty).to(q.dtype)
     column = picks.shape[-1]
     weights = pattern[..., :column].unflatten(1, (groups, -1))
-    out = torch.einsum("rgptk,rtkgd->rtgpd", weights, value[row, index]).flatten(2, 3)
+    out = torch.einsum("rgptk,rtkgd->rtgpd", weights, picked_value).flatten(2, 3)
     for segment in exact:
         n = segment.key.shape[1]
         out = out + mix(pattern[..., column : column + n], segment.value)
         column += n
     return out
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Entries [R, T, k, G, D] of a table [B, E, G, D], numbered through all of it."""
+    flat = nn.functional.embedding(index, table.flatten(0, 1).flatten(1))
+    return flat.unflatten(-1, table.shape[2:])

@@ -35,6 +35,12 @@ class Segment(NamedTuple):
     value: Float[Tensor, "b n g d"]
     mask: Bool[Tensor, "*r t n"] | None
 
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor, part: slice, mask: Tensor | None) -> Segment:
+        """Part of keys and values, which stay one tensor where they are one."""
+        piece = key[:, part]
+        return cls(piece, piece if value is key else value[:, part], mask)
+
 
 def dot_products(q: Tensor, key: Tensor) -> Tensor:
     """Dot products [R, H, T, n] of q [R, T, H, D] with shared or own keys."""
