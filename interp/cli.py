@@ -43,7 +43,13 @@ _natural = validators.Number(gte=0)
 Model = Annotated[
     str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
 ]
-Out = Annotated[Path | None, Parameter(name=["--out", "-o"], help="Folder for results and figures.")]
+Out = Annotated[
+    Path | None,
+    Parameter(
+        name=["--out", "-o"],
+        help="Folder for the results of one run; files of an earlier run there are removed.",
+    ),
+]
 Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]
 PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
 Count = Annotated[
@@ -192,7 +198,7 @@ def knockout(
 
         effects = measure(hooked)
         stride = int(effects.attrs["stride"])
-        found = {"knockout": effects, "specialization": specialization(effects, stride=stride)}
+        found = {"knockout": effects, "specialization": specialization(effects, stride=stride, seed=seed)}
         return cli_run.with_controls(found, hooked, measure, seed=seed, wanted=controls)
 
     cli_run.run(work, out, as_json=json)

@@ -321,6 +321,11 @@ def test_report_and_figures(saved_model, tmp_path, capsys, monkeypatch):
     assert f"Report: {out / 'index.html'}" in captured.out
     assert "chromium" in captured.out  # one line says what to install
     assert (out / "figures" / "accuracy.html").is_file()
+    assert (
+        main(["figures", str(out), "-o", str(out)]) == 2
+    )  # the results would be removed as an earlier run's
+    assert "folder of the results" in capsys.readouterr().err
+    assert (out / "sweep.nc").is_file()
     assert main(["figures", str(out), "-o", str(tmp_path / "again"), "-f", "html"]) == 0
     assert (tmp_path / "again" / "accuracy.html").read_bytes() == (
         out / "figures" / "accuracy.html"

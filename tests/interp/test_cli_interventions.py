@@ -41,6 +41,19 @@ def test_verbs_save_results_that_say_where_they_came_from(line, files, folder, c
         assert "random weights" in loaded["controls"].control.values
 
 
+def test_a_second_run_leaves_nothing_of_the_first_beside_it_and_its_seed_reaches_every_result(
+    tmp_path, capsys
+):
+    for line in ("--controls --seed 0", "--seed 7"):
+        assert main([*"knockout tiny --n 24".split(), *line.split(), "-o", str(tmp_path / "r")]) == 0
+    capsys.readouterr()
+    there = sorted(file.name for file in (tmp_path / "r").iterdir())
+    assert there == ["files.json", "knockout.csv", "knockout.nc", "specialization.csv", "specialization.nc"]
+    loaded = [results.load(tmp_path / "r" / f"{name}.nc") for name in ("knockout", "specialization")]
+    assert [one.attrs["seed"] for one in loaded] == [7, 7]
+    assert loaded[1].attrs["specialization_seed"] == 7
+
+
 def test_a_site_that_never_fires_is_one_line(capsys):
     assert main(["patch", "tiny", "--unit", "layer", "--site", "attn.indexer.hook_picks", "--n", "12"]) == 2
     assert "never fires" in capsys.readouterr().err
