@@ -302,9 +302,8 @@ def test_a_verb_writes_results_that_load_and_shows_a_table(verb, saved_model, tm
     captured = capsys.readouterr()
     assert captured.err == ""
     names = {"knockout": ["knockout", "specialization"]}.get(verb, [verb])
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        f"{name}.{end}" for name in names for end in ("csv", "nc")
-    )
+    written = [f"{name}.{end}" for name in names for end in ("csv", "nc")]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*written, "files.json"])
     for name in names:
         assert str(tmp_path / "out" / f"{name}.nc") in captured.out
         assert main(["results", str(tmp_path / "out" / f"{name}.nc"), "--json"]) == 0

@@ -45,7 +45,7 @@ def test_a_second_run_leaves_nothing_of_the_first_beside_it_and_its_seed_reaches
     tmp_path, capsys
 ):
     for line in ("--controls --seed 0", "--seed 7"):
-        assert main([*"knockout tiny --n 24".split(), *line.split(), "-o", str(tmp_path / "r")]) == 0
+        assert main(["knockout", "tiny", "--n", "24", *line.split(), "-o", str(tmp_path / "r")]) == 0
     capsys.readouterr()
     there = sorted(file.name for file in (tmp_path / "r").iterdir())
     assert there == ["files.json", "knockout.csv", "knockout.nc", "specialization.csv", "specialization.nc"]
