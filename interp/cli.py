@@ -72,6 +72,14 @@ Padding = Annotated[
 Controls = Annotated[
     bool, Parameter(help="Hold it against strides that mean nothing, and a model with random weights.")
 ]
+GateControls = Annotated[
+    bool,
+    Parameter(
+        help="Hold profiles against random weights, --cycle against the predictions of all other shifts and of none, "
+        "and --parts against other heads' phases and the mean gate moved by half a window. No placebo strides: gates "
+        "are counted by offset."
+    ),
+]
 Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
 AnyUnit = Annotated[
     Literal[
@@ -273,14 +281,16 @@ def gates(
     out: Out = None,
     cycle: Annotated[
         list[int] | None,
-        Parameter(help="Move gates by so many offsets too, and compare with what that predicts; repeatable."),
+        Parameter(
+            help="Move gates by so many offsets too, up to S − 1, and compare with what that predicts; repeatable."
+        ),
     ] = None,
     parts: Annotated[
         bool,
         Parameter(help="Knock heads out with gates forced to their mean, their deviation, or uniform, too."),
     ] = False,
     n: Count = None,
-    controls: Controls = False,
+    controls: GateControls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
     device: Device = "cpu",

@@ -280,7 +280,11 @@ def control_table(controls: xr.Dataset) -> RenderableType:
 
 
 def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
+    from interp.figures import gate_tables, v41_tables  # they build on this module
+
     there = set(map(str, dataset.data_vars))
+    if (of_gates := gate_tables.table_of(dataset)) is not None:  # first: they hold a sweep's variables, too
+        return of_gates
     if {"accuracy", "accuracy_low", "accuracy_high"} <= there:
         return sweep_table(dataset)
     if {"serves", "loss", "selectivity", "p_effect", "p_selective", "uncovered"} <= there:
@@ -294,8 +298,6 @@ def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
         return control_table(dataset)
     if {"effect_logprob", "normalised", "difference"} <= there:
         return patch_table(dataset)
-    from interp.figures import v41_tables  # it builds on this module
-
     if (found := v41_tables.table_of(dataset)) is not None:
         return found
     table = _table(["variable", "dims", "mean", "lowest", "highest"])
