@@ -138,7 +138,7 @@ def parts_controls(found: xr.Dataset, *, seed: int = 0, n_resamples: int = 500) 
     change = stats.phase_means(
         found["logprob"].values - found["clean_logprob"].values[:, None], int(found.attrs["stride"])
     )  # [gates, unit, prompt, phase]
-    special = found["serves"].sel(gates="intact").values.any(axis=1)
+    special = np.asarray(found["serves"].sel(gates="intact").values.any(axis=1))
 
     def measure(prompts: Any) -> np.ndarray:
         mean = change[:, :, prompts].mean(axis=2)

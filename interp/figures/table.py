@@ -268,12 +268,13 @@ def control_table(controls: xr.Dataset) -> RenderableType:
             str(name),
             number(float(one["spread"].max()), 3),
             number(float(one["null_spread"].max()), 3),
-            listed or "none",
+            listed or ("none" if np.isfinite(one["spread"]).any() else "–"),
         )
     lines = ["Bar: 95% of permutations of phases within prompts stay below it, over all units at once."]
     if not any(str(name).startswith("placebo") for name in controls["control"].values):
         lines.append("No placebo stride: none that divides R is independent of the model's stride.")
-    return _titled(f"Controls{_of(controls)}", table, lines)
+    known = np.isfinite(controls["spread"]).any()
+    return _titled(f"Controls{_of(controls)}", table, lines, undefined="" if known else "too few prompts")
 
 
 # ---- parts -------------------------------------------------------------------------------------------------
