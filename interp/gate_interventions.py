@@ -89,7 +89,7 @@ def check_shifts(model: Any, shifts: Sequence[int], stride: int, name: str = "sh
     cycled_layers(model)
     for shift in shifts:
         if not 0 < abs(whole_number("shift", shift, error=SiteError)) < stride:
-            does = "comes round" if shift else "moves nothing"
+            does = "comes round" if shift % stride else "moves no gate"
             raise SiteError(f"{name}{shift} {does} at stride {stride}; valid: ±1 to ±{stride - 1}")
 
 

@@ -132,8 +132,8 @@ def test_what_cannot_be_forced_is_named():
     ("said", "verb"),
     [
         ("shifts=[] cycles nothing", lambda m: cycling(m, TASK, shifts=[], n_per_residue=2)),
-        ("shift=0 moves nothing at stride 4; valid: ±1 to ±3", lambda m: cycling(m, TASK, shifts=[1, 0])),
-        ("shift=4 comes round at stride 4", lambda m: cycling(m, TASK, shifts=[4])),
+        ("shift=0 moves no gate at stride 4; valid: ±1 to ±3", lambda m: cycling(m, TASK, shifts=[1, 0])),
+        ("shift=4 moves no gate at stride 4", lambda m: cycling(m, TASK, shifts=[4])),
         ("shift=-99 comes round at stride 4", lambda m: cycling(m, TASK, shifts=[-99])),
         ("windows of one offset", lambda m: cycling(small(window=1, stride=1), TASK)),
         (
