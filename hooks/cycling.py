@@ -29,7 +29,7 @@ def cycle_gates(model: Any, shift: int) -> Any:
     Raises
     ------
     SiteError
-        If the model has no gates of its own per offset, or windows that overlap.
+        If the model has no gates of its own per offset, windows that overlap, or only windows of one offset.
     """
     shift = whole_number("shift", shift, error=SiteError)
     layers = cycled_layers(model)
@@ -67,4 +67,8 @@ def cycled_layers(model: Any) -> list[int]:
             )
         if kind.payload == "shared" and not kind.gate_bias:
             raise SiteError(f"layer {layer} gates every offset alike, so there is nothing to cycle")
+    if all(model.geometry(layer).window == 1 for layer in layers):
+        raise SiteError(
+            f"model {model.name!r} has windows of one offset, so there is nothing to cycle; valid: window 2 or more"
+        )
     return layers

@@ -43,7 +43,13 @@ _natural = validators.Number(gte=0)
 Model = Annotated[
     str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
 ]
-Out = Annotated[Path | None, Parameter(name=["--out", "-o"], help="Folder for results and figures.")]
+Out = Annotated[
+    Path | None,
+    Parameter(
+        name=["--out", "-o"],
+        help="Folder for the results of one run; files of an earlier run there are removed.",
+    ),
+]
 Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]
 PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
 Count = Annotated[
@@ -65,6 +71,14 @@ Padding = Annotated[
 ]
 Controls = Annotated[
     bool, Parameter(help="Hold it against strides that mean nothing, and a model with random weights.")
+]
+GateControls = Annotated[
+    bool,
+    Parameter(
+        help="Hold profiles against random weights, --cycle against the predictions of all other shifts and of none, "
+        "and --parts against other heads' phases and the mean gate moved by half a window. No placebo strides: gates "
+        "are counted by offset."
+    ),
 ]
 Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
 AnyUnit = Annotated[
@@ -192,7 +206,7 @@ def knockout(
 
         effects = measure(hooked)
         stride = int(effects.attrs["stride"])
-        found = {"knockout": effects, "specialization": specialization(effects, stride=stride)}
+        found = {"knockout": effects, "specialization": specialization(effects, stride=stride, seed=seed)}
         return cli_run.with_controls(found, hooked, measure, seed=seed, wanted=controls)
 
     cli_run.run(work, out, as_json=json)
@@ -267,14 +281,16 @@ def gates(
     out: Out = None,
     cycle: Annotated[
         list[int] | None,
-        Parameter(help="Move gates by so many offsets too, and compare with what that predicts; repeatable."),
+        Parameter(
+            help="Move gates by so many offsets too, up to S − 1, and compare with what that predicts; repeatable."
+        ),
     ] = None,
     parts: Annotated[
         bool,
         Parameter(help="Knock heads out with gates forced to their mean, their deviation, or uniform, too."),
     ] = False,
     n: Count = None,
-    controls: Controls = False,
+    controls: GateControls = False,
     seed: Seed = 0,
     padding: Padding = "in_sequence",
     device: Device = "cpu",

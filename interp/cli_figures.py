@@ -79,6 +79,12 @@ def figures(
         model = None if live is None else prepare(live, device="cpu")[0]
         drawn = {"figure": paper_figure(found, _words(panels), look, sources=Sources(model=model))}
     out = out or (Path("figures") if folder is None else folder / "figures")
+    if (
+        folder is not None and out.resolve() == folder.resolve()
+    ):  # a folder holds one run: the results would go
+        raise FigureError(
+            f"-o {out} is the folder of the results; valid: another one, or leave -o out for {folder / 'figures'}"
+        )
     with output_folder(out) as staging:
         written = reporting.draw(drawn, staging, formats=formats or reporting.FORMATS)
         names = [file.relative_to(staging) for file in written.files]

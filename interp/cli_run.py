@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hooks.errors import CheckpointError, PhaselensError, SiteError, did_you_mean
+from hooks.errors import CheckpointError, PhaselensError, did_you_mean
 from interp.outputs import MANIFEST, check_writable, output_folder, to_plain
 
 __all__ = [
@@ -107,30 +107,27 @@ def gates(
     seed: int,
     controls: bool,
 ) -> dict[str, Any]:
-    """Profile gates; cycle them, force them to their parts and profile random weights where wanted."""
-    from interp.controls import random_like
-    from interp.gate_interventions import cycling, gate_parts
+    """Profile gates; cycle them and force them to their parts, and hold each against its own controls, if wanted."""
+    from interp import gate_controls
+    from interp.gate_interventions import FORCED, check_shifts, cycling, gate_parts
     from interp.gates import gate_profile
     from interp.phases import measured_stride
-    from interp.rng import derive_seed
 
-    step = measured_stride(model, task)
-    for shift in cycle or ():
-        if shift % step == 0:
-            raise SiteError(
-                f"--cycle {shift} moves no gate at stride {step}; valid: 1 to {step - 1}, or the same backwards"
-            )
+    if cycle:  # refused before anything runs
+        check_shifts(model, cycle, measured_stride(model, task), "--cycle ")
     blocks = 64 if n is None else -(-n // task.modulus)
     found = {"gates": gate_profile(model, task, n=n, seed=seed)}
+    if controls:
+        found["controls"] = gate_controls.profile_controls(model, found["gates"], task, n=n, seed=seed)
     if cycle:
         found["cycling"] = cycling(model, task, shifts=cycle, n_per_residue=blocks, seed=seed)
+        if controls:
+            found["controls_cycling"] = gate_controls.cycling_controls(found["cycling"], seed=seed)
     if parts:
-        found["gate_parts"] = gate_parts(model, task, n=n, seed=seed)
-    if controls:
-        other = random_like(model, seed=derive_seed(seed, "random weights") % 2**31)
-        found["controls"] = gate_profile(other, task, n=n, seed=seed)
-        if cycle:
-            found["controls_cycling"] = cycling(other, task, shifts=cycle, n_per_residue=blocks, seed=seed)
+        to = (*FORCED, "moved") if controls else FORCED
+        found["gate_parts"] = gate_parts(model, task, to=to, n=n, seed=seed)
+        if controls:
+            found["controls_parts"] = gate_controls.parts_controls(found["gate_parts"], seed=seed)
     return found
 
 

@@ -18,7 +18,13 @@ _natural = validators.Number(gte=0)
 _Model = Annotated[
     str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
 ]
-_Out = Annotated[Path | None, Parameter(name=["--out", "-o"], help="Folder for results and figures.")]
+_Out = Annotated[
+    Path | None,
+    Parameter(
+        name=["--out", "-o"],
+        help="Folder for the results of one run; files of an earlier run there are removed.",
+    ),
+]
 _Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]
 _PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
 _Stride = Annotated[

@@ -352,7 +352,8 @@ def controls(
         weights": ``spread (control, unit)``, largest minus smallest mean change over phases (nats);
         ``null_spread (control, unit)``, what 95% of permutations of phases within prompts stay below, over all
         units at once; ``exceeds (control, unit)``, family-wise at 5% within each control. A phase effect
-        that its controls show too is none. NaN (and False) where there is nothing to change.
+        that its controls show too is none. NaN (and False) where there is nothing to change, and throughout below
+        6 prompt_ids, which no permutation can tell from chance.
 
     Raises
     ------
@@ -365,13 +366,24 @@ def controls(
     rows: list[tuple[str, _Changes, int]] = [("own", changes, stride)]
     rows += [(f"placebo {q}", changes, q) for q in stats.placebo_strides(stride, residues)]
     rows.append(("random weights", _changes(other, changes.variable), stride))
-    spread = np.stack([one.back(_spread(one.deltas, step)) for _, one, step in rows])
-    null = np.stack([one.back(_null_spread(one.deltas, step, seed)) for _, one, step in rows])
+    held = [_held(one, step, seed) for _, one, step in rows]
+    spread, null = (np.stack(each) for each in zip(*held, strict=True))
     axes = ("control", *changes.dims)
     return xr.Dataset(
         {"spread": (axes, spread), "null_spread": (axes, null), "exceeds": (axes, spread > null)},
         coords={"control": [name for name, _, _ in rows], **changes.coords},
         attrs={**found.attrs, "control_model_hash": other.attrs["model_hash"], "scored": changes.variable},
+    )
+
+
+def _held(changes: _Changes, stride: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Spread and the bar it is held against; NaN below the minimum of prompts."""
+    if changes.deltas.shape[1] < stats.MIN_TEST_PROMPTS:
+        undefined = np.full(changes.there.shape, np.nan)
+        return undefined, undefined.copy()
+    return (
+        changes.back(_spread(changes.deltas, stride)),
+        changes.back(_null_spread(changes.deltas, stride, seed)),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import xarray as xr
 from torch import Tensor
 
 from hooks.checks import whole_number
+from hooks.cycling import cycled_layers
 from hooks.errors import PhaselensError, SiteError
 from hooks.sites import HookedModel
 from interp import engine, results, stats
@@ -25,20 +27,70 @@ from interp.sweep import phase_sweep
 from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
 
-__all__ = ["FORCED", "cycling", "forced_gates", "gate_parts", "r_squared"]
+__all__ = [
+    "FORCED", "WORDS", "check_shifts", "cycling", "forced_gates", "gate_parts", "phase_correlation", "r_squared",
+    "resampled_bounds", "rolled",
+]  # fmt: skip
 
 FORCED = ("static", "deviation", "uniform")
-"""Parts a gate can be forced to, beside a single offset."""
+"""Parts of a gate."""
+WORDS = (*FORCED, "moved")
+"""What a gate can be forced to, beside a single offset; "moved" is a control."""
 MEAN_BLOCKS = 4
 
 
-def r_squared(observed: np.ndarray, predicted: np.ndarray) -> float:
-    """1 − SS_res/SS_tot, which may be negative; NaN (undefined) where the observed values have no spread.
+def r_squared(observed: np.ndarray, predicted: np.ndarray) -> Any:
+    """1 − SS_res/SS_tot over the last axis, may be negative; NaN (undefined) where nothing observed varies.
 
     `predicted` is taken as it is: nothing is fitted.
     """
-    total = float(((observed - observed.mean()) ** 2).sum())
-    return 1 - float(((observed - predicted) ** 2).sum()) / total if total > 1e-12 else float("nan")
+    total = ((observed - observed.mean(-1, keepdims=True)) ** 2).sum(-1)
+    rest = ((observed - predicted) ** 2).sum(-1)
+    return 1 - np.divide(rest, total, out=np.full(np.shape(rest), np.nan), where=total > 1e-12)
+
+
+def rolled(accuracy: np.ndarray, shifts: Iterable[int]) -> np.ndarray:
+    """Predict [shift, phase] by A_0((r − δ) mod S)."""
+    return np.stack([np.roll(accuracy, shift) for shift in shifts])
+
+
+def phase_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Correlation over the last axis; NaN (undefined) where one side does not vary."""
+    a, b = (x - x.mean(-1, keepdims=True) for x in (a, b))
+    norm = np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+    return np.divide((a * b).sum(-1), norm, out=np.full(norm.shape, np.nan), where=norm > 1e-12)
+
+
+def resampled_bounds(
+    statistic: Callable[[Any], np.ndarray], prompts: int, rng: np.random.Generator, n_resamples: int
+) -> np.ndarray:
+    """95% percentile bounds [2, …] of a statistic of prompt numbers.
+
+    NaN below the minimum n, and where more than 5% of the resamples leave the statistic undefined.
+    """
+    if prompts < stats.MIN_BOOTSTRAP_PROMPTS:
+        return np.full((2, *statistic(slice(None)).shape), np.nan)
+    drawn = np.stack([statistic(rng.integers(prompts, size=prompts)) for _ in range(n_resamples)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of cells that no resample defines
+        bounds = np.nanquantile(drawn, [0.025, 0.975], axis=0)
+    bounds[:, np.isnan(drawn).mean(0) > 0.05] = np.nan
+    return bounds
+
+
+def check_shifts(model: Any, shifts: Sequence[int], stride: int, name: str = "shift=") -> None:
+    """Refuse shifts that move no gate or come round again.
+
+    Raises
+    ------
+    SiteError
+        For such a shift, one that is no whole number, or a model whose gates cannot be cycled.
+    """
+    cycled_layers(model)
+    for shift in shifts:
+        if not 0 < abs(whole_number("shift", shift, error=SiteError)) < stride:
+            does = "comes round" if shift % stride else "moves no gate"
+            raise SiteError(f"{name}{shift} {does} at stride {stride}; valid: ±1 to ±{stride - 1}")
 
 
 def cycling(
@@ -61,7 +113,7 @@ def cycling(
     task : Task, optional
         :meth:`RecallTask.for_model` if left out.
     shifts : sequence of int
-        δ.
+        δ, from ±1 to ±(S − 1).
     n_per_residue, seed, memory, progress
         As in :func:`interp.sweep.phase_sweep`; all models answer the same prompts.
     n_resamples : int
@@ -79,7 +131,8 @@ def cycling(
     Raises
     ------
     SiteError
-        If windows overlap or gates are not learned, or a shift is no whole number.
+        If windows overlap or hold one offset, or gates are not learned, or for a shift that is no whole number
+        or moves nothing.
     PhaselensError
         For no shift at all, or fewer than one resample.
     """
@@ -88,8 +141,9 @@ def cycling(
     whole_number("n_resamples", n_resamples, 1)
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task)
+    check_shifts(model, shifts, step)
     options: dict[str, Any] = dict(n_per_residue=n_per_residue, seed=seed, memory=memory, progress=progress)
-    moved = [cycle_gates(model, shift) for shift in shifts]  # refuses before anything runs
+    moved = [cycle_gates(model, shift) for shift in shifts]
     clean = phase_sweep(model, task, **options)
     swept = [phase_sweep(one, task, **options) for one in moved]
     before = stats.phase_means(clean["correct"].values, step)  # [prompt, phase]
@@ -98,20 +152,26 @@ def cycling(
     data: dict[str, Any] = {
         "accuracy": ("phase", before.mean(0)),
         "observed": (("shift", "phase"), after.mean(1)),
-        "predicted": (("shift", "phase"), np.stack([np.roll(before.mean(0), shift) for shift in shifts])),
+        "predicted": (("shift", "phase"), rolled(before.mean(0), shifts)),
         "observed_low": (("shift", "phase"), np.stack([s["accuracy_low"].values for s in swept])),
         "observed_high": (("shift", "phase"), np.stack([s["accuracy_high"].values for s in swept])),
         "correct": (("shift", "prompt", "residue"), np.stack([s["correct"].values for s in swept])),
         "clean_correct": (("prompt", "residue"), clean["correct"].values),
     }
-    rng = np.random.default_rng(derive_seed(seed, "cycling"))
-    drawn = rng.integers(len(before), size=(n_resamples, len(before)))
     for name, phases in (("r2", np.full(step, True)), ("r2_inner", inner)):
-        value, low, high = zip(
-            *(_r2(before, after[i], shift, phases, drawn) for i, shift in enumerate(shifts)), strict=True
-        )
-        data |= {name: ("shift", list(value)), f"{name}_low": ("shift", list(low))}
-        data[f"{name}_high"] = ("shift", list(high))
+
+        def of(rows: Any, phases: np.ndarray = phases) -> np.ndarray:
+            return r_squared(
+                after[:, rows].mean(1)[:, phases], rolled(before[rows].mean(0), shifts)[:, phases]
+            )
+
+        rng = np.random.default_rng(derive_seed(seed, "cycling"))
+        low, high = resampled_bounds(of, len(before), rng, n_resamples)
+        data |= {
+            name: ("shift", of(slice(None))),
+            f"{name}_low": ("shift", low),
+            f"{name}_high": ("shift", high),
+        }
     return xr.Dataset(
         data,
         coords={
@@ -123,22 +183,6 @@ def cycling(
             n_inner=step - 1, boundary_phase=step - 1,
         ),
     )  # fmt: skip
-
-
-def _r2(
-    before: np.ndarray, after: np.ndarray, shift: int, phases: np.ndarray, drawn: np.ndarray
-) -> tuple[float, float, float]:
-    """R² over chosen phases, with its interval over resampled prompts; NaN bounds below the minimum n."""
-
-    def of(rows: Any) -> float:
-        return r_squared(after[rows].mean(0)[phases], np.roll(before[rows].mean(0), shift)[phases])
-
-    if len(before) < stats.MIN_BOOTSTRAP_PROMPTS:
-        return of(slice(None)), float("nan"), float("nan")
-    values = np.array([of(rows) for rows in drawn])
-    values = values[np.isfinite(values)]
-    low, high = np.quantile(values, [0.025, 0.975]) if len(values) else (np.nan, np.nan)
-    return of(slice(None)), float(low), float(high)
 
 
 # ---- forcing -----------------------------------------------------------------------------------------------
@@ -163,9 +207,11 @@ def forced_gates(
     ----------
     model : HookedModel
         With at least one chunked layer.
-    to : "static", "deviation", "uniform" or int
+    to : "static", "deviation", "uniform", "moved" or int
         E[α], the gate's own mean over calibration windows; what is left when that mean is divided out,
-        α/E[α] normalised, so that only the window's own deviation acts; 1/W; or one offset alone.
+        α/E[α] normalised, so that only the window's own deviation acts; 1/W; E[α] moved by half a window (W ÷ 2
+        offsets, rounded down), a control of the first that is as static and in the wrong place; or one offset
+        alone.
     task : Task, optional
         Of the calibration prompts, seeded by (seed, "gate mean").
     seed, n, memory, progress
@@ -190,7 +236,7 @@ def forced_gates(
     _check_part(to)
     mean: dict[str, Tensor] = {}
     how = f"gates forced to {to if isinstance(to, str) else f'offset {to}'}"
-    if to in ("static", "deviation"):
+    if to in ("static", "deviation", "moved"):
         task = task or RecallTask.for_model(model)
         mean = _mean_gates(model, task, names, n, seed, memory, progress)
         how += (
@@ -204,8 +250,8 @@ def forced_gates(
 def _check_part(to: Any) -> None:
     if not isinstance(to, str):
         whole_number("offset", to)
-    elif to not in FORCED:
-        raise PhaselensError(f"to={to!r}; valid: {', '.join(FORCED)} or an offset")
+    elif to not in WORDS:
+        raise PhaselensError(f"to={to!r}; valid: {', '.join(WORDS)} or an offset")
 
 
 def _mean_gates(
@@ -238,14 +284,15 @@ def _forcing(model: HookedModel, name: str, to: str | int, mean: Tensor | None) 
         open_slot = gate > 0
         if to == "uniform":
             wanted = torch.ones_like(gate)
-        elif to == "static" and mean is not None:
-            wanted = mean.to(gate).expand_as(gate)
+        elif to in ("static", "moved") and mean is not None:
+            shift = geometry.window // 2 if to == "moved" else 0
+            wanted = mean.roll(shift, 0).to(gate).expand_as(gate)
         elif to == "deviation" and mean is not None:
             wanted = gate / mean.to(gate).clamp_min(torch.finfo(gate.dtype).tiny)
         else:
             wanted = torch.zeros_like(gate)
             wanted.select(2, int(to)).fill_(1)
-        wanted = wanted * open_slot if to != "static" else torch.where(open_slot, wanted, 0 * wanted)
+        wanted = wanted * open_slot
         mass = wanted.sum(2, keepdim=True)
         return torch.where(mass > 0, wanted / mass.clamp_min(torch.finfo(gate.dtype).tiny), gate)
 
@@ -343,18 +390,9 @@ def _similarity(
 ) -> np.ndarray:
     """Correlation over phases of two [unit, prompt, phase] changes: value, low, high by unit."""
     rng = np.random.default_rng(derive_seed(seed, "similarity"))
-    prompts = intact.shape[1]
 
     def correlate(rows: Any) -> np.ndarray:
-        a, b = (x[:, rows].mean(1) - x[:, rows].mean((1, 2))[:, None] for x in (intact, forced))
-        norm = np.sqrt((a**2).sum(1) * (b**2).sum(1))
-        return np.divide((a * b).sum(1), norm, out=np.full(len(a), np.nan), where=norm > 1e-12)
+        return phase_correlation(intact[:, rows].mean(1), forced[:, rows].mean(1))
 
-    value = correlate(slice(None))
-    bounds = np.full((2, len(value)), np.nan)
-    if prompts >= stats.MIN_BOOTSTRAP_PROMPTS:
-        drawn = np.stack([correlate(rng.integers(prompts, size=prompts)) for _ in range(n_resamples)])
-        with np.errstate(all="ignore"):
-            bounds = np.nanquantile(drawn, [0.025, 0.975], axis=0)
-        bounds[:, np.isnan(drawn).mean(0) > 0.05] = np.nan  # too many resamples have no correlation
-    return np.where(specialised, np.stack([value, *bounds]), np.nan)
+    bounds = resampled_bounds(correlate, intact.shape[1], rng, n_resamples)
+    return np.where(specialised, np.stack([correlate(slice(None)), *bounds]), np.nan)

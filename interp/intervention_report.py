@@ -17,8 +17,10 @@ from interp import results, stats
 from interp.attribution import attribution
 from interp.controls import controls
 from interp.figures import cycling_figure
-from interp.gate_interventions import cycling, gate_parts
+from interp.gate_controls import cycling_controls, parts_controls
+from interp.gate_interventions import FORCED, cycling, gate_parts
 from interp.knockout import knockout
+from interp.patching import patch
 from interp.phases import measured_stride
 from interp.report import draw
 from interp.specialization import served_text
@@ -30,44 +32,57 @@ CYCLED = ("w8s8-2kv", "w8s8-1kv", "w12s12-4kv")
 PARTS = "w8s8-2kv"
 RANKED = ("w8s8-2kv", "w4s4-4kv")
 CONTROL = "full-4kv"
+CONTROL_SEEDS = 3
 PAPER_R2 = 0.66
 """The least that the paper reports without the boundary phase (Zhu et al. 2026, arXiv 2609.36322)."""
 ALIKE = 0.5
-"""Similarity from which a head's effect under forced gates counts as that under intact gates."""
+"""Similarity from which a head's effect on log-probability under forced gates counts as that under intact gates."""
 
 
-def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) -> str:
+def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str], command: str) -> str:
     """Write what was measured as a page.
 
     Parameters
     ----------
     found : dict of dict of Dataset
-        By section ("cycling", "parts", "attribution", "control") and model.
+        By section ("cycling", "parts", "attribution", "control") and model, or verb and seed of the controls;
+        "cycling controls" and "parts controls" by the same models.
     missing : sequence of str
         Models that are not in the zoo.
+    command : str
+        What makes the page.
     """
     lines = [
         "# Interventions", "",
-        "Made by `python -m interp.intervention_report -o docs/interventions.md`; intervals are 95%, over prompts.",
+        f"Made by `{command}` (n: prompts per residue); intervals are 95%, over prompts; seeds from "
+        f"{stats.CONFIRMATORY_SEED} on.",
         "", "## Gate cycling", "",
-        "R² = 1 − SS_res/SS_tot of accuracy by phase against the prediction A_0((r − δ) mod S), nothing fitted.", "",
+        "R² = 1 − SS_res/SS_tot of accuracy by phase against the prediction A_0((r − δ) mod S), nothing fitted. Lead: "
+        "R² without the boundary phase minus the best that the prediction by any other δ gives, 0 (nothing moves) among "
+        "them.", "",
     ]  # fmt: skip
     rows = []
     for name, one in found["cycling"].items():
+        held = found["cycling controls"][name]
         for i, shift in enumerate(one["shift"].values):
             rows.append([
                 name, f"{int(shift):+d}", _ci(one, "r2", i), str(one.attrs["n"]), _ci(one, "r2_inner", i),
-                str(one.attrs["n_inner"]), _percent(one["predicted"].values[i]), _percent(one["observed"].values[i]),
+                str(one.attrs["n_inner"]), _ci(held, "lead_inner", i), _percent(one["predicted"].values[i]),
+                _percent(one["observed"].values[i]),
             ])  # fmt: skip
-    head = ["model", "δ", "R²", "n", "R² without the boundary phase", "n", "predicted (%)", "observed (%)"]
-    lines += [*_table(head, rows), "", *_cycling_verdict(found["cycling"]), ""]
+    head = [
+        "model", "δ", "R²", "phases", "R² without the boundary phase", "phases", "lead", "predicted (%)", "observed (%)",
+    ]  # fmt: skip
+    lines += [*_table(head, rows), "", *_cycling_verdict(found), ""]
     for name in found["cycling"]:
         lines += [f"![{name}, gates cycled](figures/cycling-{name}.svg)", ""]
     lines += ["## Which part of a gate carries the phases", ""]
     for name, one in found["parts"].items():
         lines += [
             f"{name}: heads knocked out under forced gates. Similarity is the correlation over phases of a head's "
-            "effect with its effect under intact gates.", "", *_parts(one), "", *_parts_verdict(one), "",
+            "effect on log-probability with its effect under intact gates. Moved: the mean gate, moved by half a window, "
+            "a control of the static part.", "",
+            *_parts(one), "", *_parts_verdict(one, found["parts controls"][name]), "",
         ]  # fmt: skip
     lines += ["## Attribution patching against true patching", ""]
     rows = [
@@ -77,64 +92,89 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str]) ->
             f"{one.attrs['rank_correlation_high']:.2f})",
             str(one.attrs["n_cells"]), str(int(one["missed"].values.sum())), _percent(one["saturated"].values),
         ]
-        for name, each in found["attribution"].items() for one in (each,)
+        for name, one in found["attribution"].items()
     ]  # fmt: skip
     head = [
-        "model",
-        "units",
-        "Spearman",
-        "cells",
-        "effects missed",
-        "p(answer) > 0.99, % of prompts by phase",
-    ]
-    lines += [*_table(head, rows), "", "## Controls", ""]
-    for name, one in found["control"].items():
-        over = one["exceeds"].values.mean(axis=1)
-        rows = [
-            [str(c), f"{s.max():.3f}", f"{n.max():.3f}", f"{100 * o:.0f}"]
-            for c, s, n, o in zip(
-                one["control"].values, one["spread"].values, one["null_spread"].values, over, strict=True
-            )
-        ]
-        head = [
-            "control",
-            "largest spread over phases (nats)",
-            "95% of permuted, all units at once",
-            "units above (%)",
-        ]
-        lines += [
-            f"{name}, stride {one.attrs['stride']} for want of one of its own:",
-            "",
-            *_table(head, rows),
-            "",
-        ]
+        "model", "units", "Spearman", "cells (unit × phase)", "effects missed", "p(answer) > 0.99, % of prompts by phase",
+    ]  # fmt: skip
+    lines += [*_table(head, rows), "", "## Controls", "", *_controls(found["control"])]
     if missing:
         lines += [f"Not measured, for they are not in the zoo: {', '.join(missing)}.", ""]
     return "\n".join(lines)
 
 
-def _cycling_verdict(found: dict[str, xr.Dataset]) -> list[str]:
+def _controls(found: dict[str, xr.Dataset]) -> list[str]:
+    """Spreads over phases of a model without phases beside those of its controls, and what they say, in words."""
+    if not found:
+        return []
+    rows, above, larger = [], [], []
+    for name, one in found.items():
+        spread = one["spread"].max("unit")
+        for control in one["control"].values:
+            cell = one.sel(control=control)
+            rows.append([
+                name, str(control), f"{float(cell['spread'].max()):.3f}", f"{float(cell['null_spread'].max()):.3f}",
+                f"{100 * float(cell['exceeds'].mean()):.0f}",
+            ])  # fmt: skip
+        if one["exceeds"].sel(control="own").any():
+            above.append(name)
+        if float(spread.sel(control="own")) > float(spread.drop_sel(control="own").max()):
+            larger.append(name)
+    head = [
+        "run",
+        "control",
+        "largest spread over phases (nats)",
+        "95% of permuted, all units at once",
+        "units above (%)",
+    ]
+    one = next(iter(found.values()))
+    told = (
+        f"At its own stride no unit is above the bar in {len(found) - len(above)} of {len(found)} runs"
+        + (f" (above in {'; '.join(above)})" if above else "")
+        + f". The largest spread there is larger than those of the placebo stride and of random weights in {len(larger)} of "
+        f"{len(found)} runs"
+    )
+    told += (
+        ": that comparison alone would not clear the model, and it is by the permuted phases that its effects are within "
+        "chance." if larger and not above else "."
+    )  # fmt: skip
+    return [
+        f"{one.attrs['model']}, which has no stride, measured at stride {one.attrs['stride']}. The bar of a run is what "
+        "95% of permutations of phases within prompts stay below.", "", *_table(head, rows), "", told, "",
+    ]  # fmt: skip
+
+
+def _cycling_verdict(found: dict[str, dict[str, xr.Dataset]]) -> list[str]:
     """Which models bear out the paper's prediction outside the boundary phase, by their intervals."""
     words: dict[str, list[str]] = {
         "supported": [], "undecided": [], "not supported": [], "undefined": [],
     }  # fmt: skip
-    for name, one in found.items():
+    leads: dict[str, list[str]] = {"better": [], "not told apart": [], "worse": [], "undefined": []}
+    for name, one in found["cycling"].items():
         for i, shift in enumerate(one["shift"].values):
             low, high = (float(one[f"r2_inner_{end}"].values[i]) for end in ("low", "high"))
             said = _decided(low, high, PAPER_R2, ("supported", "not supported"))
             words[said].append(f"{name} by {int(shift):+d}")
-    told = "; ".join(f"{said}: {', '.join(which)}" for said, which in words.items() if which)
+            held = found["cycling controls"][name]
+            low, high = (float(held[f"lead_inner_{end}"].values[i]) for end in ("low", "high"))
+            said = _decided(low, high, 0, ("better", "worse"))
+            leads["not told apart" if said == "undecided" else said].append(f"{name} by {int(shift):+d}")
     return [
         f"The paper reports R² of {PAPER_R2} to 1.00 without the boundary phase. An R² of {PAPER_R2} or more is, by the interval, "
-        f"{told}."
-    ]
+        f"{_told(words)}.", "",
+        f"Against the best prediction by another δ, that by δ itself is {_told(leads)}.",
+    ]  # fmt: skip
 
 
-def _parts_verdict(one: xr.Dataset) -> list[str]:
-    """What each part of the gates keeps of the specialised heads' phases, by similarity and by what they serve.
+def _told(words: dict[str, list[str]]) -> str:
+    return "; ".join(f"{said}: {', '.join(which)}" for said, which in words.items() if which)
 
-    Similarity decides: it is defined where accuracy is too low for a loss. Heads counted as "undefined" have
-    no phase that is lost and one or more whose loss is undefined.
+
+def _parts_verdict(one: xr.Dataset, held: xr.Dataset) -> list[str]:
+    """Say what each part of the gates leaves of the specialised heads: the phases they serve, and their effects.
+
+    Phases served go by accuracy, and decide. Similarity goes by log-probability, which changes where accuracy is
+    too low for a loss as well; alike effects on answers that are wrong anyway are no phases kept.
     """
     intact = one.sel(gates="intact")
     special = [
@@ -143,30 +183,47 @@ def _parts_verdict(one: xr.Dataset) -> list[str]:
     if not special:
         return ["No head is specialised under intact gates: there is nothing to keep."]
     lines = [
-        f"Of {len(special)} specialised heads; a head's phases are kept where its similarity is {ALIKE} or more, "
-        "by the interval.", "",
+        f"Of {len(special)} specialised heads: phases served are kept or lost by accuracy; effects are alike where the "
+        f"similarity of log-probabilities is {ALIKE} or more, unlike where it is less, by the interval.", "",
     ]  # fmt: skip
     for gates, words in (("static", "static part"), ("deviation", "per-window deviation")):
         under = one.sel(gates=gates)
-        said: dict[str, list[str]] = {}
-        counts: dict[str, int] = {"kept": 0, "lost": 0, "undefined": 0}
+        served: dict[str, list[str]] = {"kept": [], "lost": [], "undecided": []}
+        alike: dict[str, list[str]] = {"alike": [], "unlike": [], "undecided": [], "undefined": []}
+        above: dict[str, list[str]] = {}
         for unit in special:
-            low, high = (float(under[f"similarity_{end}"].sel(unit=unit)) for end in ("low", "high"))
-            said.setdefault(_decided(low, high, ALIKE, ("kept", "lost")), []).append(unit)
             phases = intact["serves"].sel(unit=unit).values.astype(bool)
-            counts[_kept(under.sel(unit=unit), phases)] += 1
-        told = "; ".join(f"{word} by {', '.join(which)}" for word, which in said.items())
-        served = ", ".join(f"{count} {word}" for word, count in counts.items())
-        lines.append(f"- With the {words} alone: {told}. By phases served: {served}.")
+            served[_kept(under.sel(unit=unit), phases)].append(unit)
+            low, high = (float(under[f"similarity_{end}"].sel(unit=unit)) for end in ("low", "high"))
+            alike[_decided(low, high, ALIKE, ("alike", "unlike"))].append(unit)
+            cell = held.sel(gates=gates, unit=unit)
+            for control in cell["control"].values[np.isfinite(cell["lead"].values)]:
+                listed = above.setdefault(str(control), [])
+                if bool(cell["exceeds"].sel(control=control)):
+                    listed.append(unit)
+        why = ""
+        if served["undecided"]:
+            low, high = (f"{100 * float(f(under['accuracy'].values)):.0f}" for f in (np.min, np.max))
+            why = (
+                f" Undecided: accuracy, {low} to {high}% by phase, is too low for a loss at a phase they served; effects on "
+                "log-probability alone do not say that phases are kept."
+            )
+        controls = "".join(
+            f" Above the control {control!r}: {', '.join(which) or 'none'}."
+            for control, which in above.items()
+        )
+        lines.append(
+            f"- With the {words} alone, phases served: {_told(served)}.{why} Effects: {_told(alike)}.{controls}"
+        )
     return lines
 
 
 def _kept(unit: xr.Dataset, phases: np.ndarray) -> str:
-    """Whether a unit still serves the phases it served: "kept", "lost" or "undefined"."""
+    """Whether a unit still serves the phases it served: "kept", "lost" or, where a loss is undefined, "undecided"."""
     serves, undefined = unit["serves"].values.astype(bool)[phases], np.isnan(unit["loss"].values[phases])
     if (~serves & ~undefined).any():
         return "lost"
-    return "undefined" if undefined.any() else "kept"
+    return "undecided" if undefined.any() else "kept"
 
 
 def _decided(low: float, high: float, least: float, words: tuple[str, str]) -> str:
@@ -211,19 +268,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-n", "--n-per-residue", type=int, default=24)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(argv)
+    command = f"python -m interp.intervention_report -n {given.n_per_residue} --device {given.device}"
     found, missing = _measured(given.n_per_residue, given.device)
     if given.results is not None:
         given.results.mkdir(parents=True, exist_ok=True)
         for section, each in found.items():
             for name, one in each.items():
-                results.save(one, given.results / f"{section}-{name.replace(' ', '-')}.nc")
+                results.save(one, given.results / f"{section} {name}.nc".replace(",", "").replace(" ", "-"))
     draw(
         {f"cycling-{name}": cycling_figure(one) for name, one in found["cycling"].items()},
         given.out.parent / "figures",
         formats=("svg",),
     )
     with results.atomic_path(given.out) as path:
-        path.write_text(markdown(found, missing), encoding="utf-8")
+        path.write_text(markdown(found, missing, command), encoding="utf-8")
 
 
 def _measured(n: int, device: str) -> tuple[dict[str, dict[str, xr.Dataset]], list[str]]:
@@ -232,17 +290,20 @@ def _measured(n: int, device: str) -> tuple[dict[str, dict[str, xr.Dataset]], li
     there = set(hooks.zoo())
     missing = [name for name in dict.fromkeys((*CYCLED, PARTS, *RANKED, CONTROL)) if name not in there]
     options: dict[str, Any] = {"seed": stats.CONFIRMATORY_SEED}
-    found: dict[str, dict[str, xr.Dataset]] = {"cycling": {}, "parts": {}, "attribution": {}, "control": {}}
+    sections = ("cycling", "cycling controls", "parts", "parts controls", "attribution", "control")
+    found: dict[str, dict[str, xr.Dataset]] = {section: {} for section in sections}
 
     def loaded(name: str) -> tuple[Any, RecallTask]:
         model = hooks.load(name, device=device)
         return model, RecallTask.for_model(model)
 
     for name in (name for name in CYCLED if name in there):
-        found["cycling"][name] = cycling(*loaded(name), n_per_residue=n, **options)
+        one = cycling(*loaded(name), n_per_residue=n, **options)
+        found["cycling"][name], found["cycling controls"][name] = one, cycling_controls(one, **options)
     if PARTS in there:
         model, task = loaded(PARTS)
-        found["parts"][PARTS] = gate_parts(model, task, n=n * task.modulus, **options)
+        one = gate_parts(model, task, to=(*FORCED, "moved"), n=n * task.modulus, **options)
+        found["parts"][PARTS], found["parts controls"][PARTS] = one, parts_controls(one, **options)
     for name in (name for name in RANKED if name in there):
         model, task = loaded(name)
         # True patching of every gate offset runs whole prompts: one cycle of phases is shown, not all of R.
@@ -253,11 +314,14 @@ def _measured(n: int, device: str) -> tuple[dict[str, dict[str, xr.Dataset]], li
             )  # fmt: skip
     if CONTROL in there:
         model, task = loaded(CONTROL)
+        for verb, run in (("knockout", knockout), ("patch", patch)):
+            for seed in range(stats.CONFIRMATORY_SEED, stats.CONFIRMATORY_SEED + CONTROL_SEEDS):
 
-        def measure(other: Any) -> xr.Dataset:
-            return knockout(other, task, n=n * task.modulus, **options)
+                def measure(other: Any, run: Any = run, seed: int = seed) -> xr.Dataset:
+                    return run(other, task, unit="kv_head", n=n * task.modulus, seed=seed)
 
-        found["control"][CONTROL] = controls(model, measure(model), measure, **options)
+                held = controls(model, measure(model), measure, seed=seed)
+                found["control"][f"{verb}, seed {seed}"] = held
     return found, missing
 
 

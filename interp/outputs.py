@@ -17,10 +17,12 @@ from hooks.errors import CheckpointError
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["MANIFEST", "check_writable", "output_folder", "to_plain", "write_json"]
+__all__ = ["FILES", "MANIFEST", "check_writable", "output_folder", "to_plain", "write_json"]
 
 MANIFEST = "report.json"
 """What lists the files of a report; the last to be written."""
+FILES = "files.json"
+"""What lists the files of any other run."""
 _PER_PROMPT = "prompt"
 
 
@@ -29,8 +31,11 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty folder beside `path`; what is in it becomes part of `path` when the block ends well.
 
     The folder is made at once, so that one that cannot be written is found before any work is done. On an
-    error nothing is left behind, folders made on the way included. Files that already are in `path` and are
-    not written again stay, except those that its manifest lists as made by an earlier run.
+    error nothing is left behind, folders made on the way included.
+
+    A folder holds one run: every run leaves a manifest of its files, ``report.json`` if the block writes one, else
+    ``files.json``, and what an earlier run listed and this one does not write is removed, so that no result of one
+    seed stands beside a control of another. Files that no manifest lists stay.
 
     Raises
     ------
@@ -93,6 +98,9 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _publish(staging: Path, target: Path) -> None:
+    if not (staging / MANIFEST).exists():
+        made = [file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file()]
+        write_json({"files": sorted([*made, FILES])}, staging / FILES)
     if not target.exists():
         staging.rename(target)
         return
@@ -100,19 +108,20 @@ def _publish(staging: Path, target: Path) -> None:
     for stale in _listed(target) - set(new):
         with contextlib.suppress(OSError):
             (target / stale).unlink()
+            _remove_empty([target / folder for folder in reversed(stale.parents[:-1])])
     # The manifest last: whoever sees it finds everything that it lists.
-    for relative in sorted(new, key=lambda file: file.name == MANIFEST):
+    for relative in sorted(new, key=lambda file: file in (Path(MANIFEST), Path(FILES))):
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         (staging / relative).replace(target / relative)
 
 
 def _listed(folder: Path) -> set[Path]:
-    """Files that the folder's manifest says an earlier run made; never anything outside of the folder."""
-    try:
-        names = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        paths = {Path(name) for name in names}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
+    """Files that a manifest in the folder says an earlier run made; never anything outside of the folder."""
+    paths: set[Path] = set()
+    for manifest in (MANIFEST, FILES):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            names = json.loads((folder / manifest).read_text(encoding="utf-8"))["files"]
+            paths |= {Path(name) for name in names}
     return {path for path in paths if not path.is_absolute() and ".." not in path.parts}
 
 

@@ -8,13 +8,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 
 from hooks.checks import require_choice, whole_number
 from hooks.errors import PhaselensError, SiteError, StatisticsError, did_you_mean
 from hooks.sites import SITE_AXES, HookedModel
 from hooks.sites import site as parse_site
-from interp import engine, results
+from interp import engine, results, stats
 from interp.controls import NOTHING, compared, paired_statistics
 from interp.engine import At, Rows, Variant, accepted_logits, answer_metrics
 from interp.phases import by_phase, fold, measured_stride, whole_blocks
@@ -27,6 +28,7 @@ __all__ = ["held_values", "patch"]
 
 MIN_DIFFERENCE = 0.1
 """Mean logit difference between the two runs below which a normalised effect is undefined."""
+N_RESAMPLES = 1000
 
 PatchUnit = Literal["head", "kv_head", "layer", "mlp", "position", "entry", "offset"]
 _DEFAULT_SITES: dict[str, tuple[str, ...]] = {
@@ -95,9 +97,10 @@ def patch(
     Dataset
         By ``(unit, phase)``: ``effect_logprob``, mean change of log-probability (nats) with BCa interval
         ``_low _high``, family-wise ``_p`` and exploratory ``_q``; ``normalised``, change of the logit
-        difference ÷ its whole difference between the two runs (``difference (phase)``), 0 if patching does
-        nothing and 1 if it gives the source run, NaN (undefined) where the whole is below 0.1;
-        ``effect_pp``, accuracy; ``kl_mean``, KL(base ‖ patched) in nats. The answer scored is the same in both
+        difference ÷ its whole difference between the two runs (``difference (phase)``, ``difference_low
+        difference_high``), 0 if patching does nothing and 1 if it gives the source run, with BCa interval
+        ``normalised_low normalised_high`` of the ratio of means; NaN (undefined) where the whole cannot be told
+        from 0, see Notes; ``effect_pp``, accuracy; ``kl_mean``, KL(base ‖ patched) in nats. The answer scored is the same in both
         runs ("shift"), or the source's ("value"), so that a part that carries the value is positive. The logit
         difference is between the source's and the base's answer, or, where they are one, the margin. Per
         prompt ``logprob margin correct logit_difference kl (unit, prompt, residue)``, ``base_…`` and
@@ -110,6 +113,16 @@ def patch(
         `at`.
     SiteError
         For a site that no layer has, or without the unit's axis.
+
+    Notes
+    -----
+    A ratio over about 0 is any number at all. The whole difference can be told from 0 if its mean is 0.1 logits
+    or more and its 95% BCa interval over prompt_ids leaves 0 out; where there is no such interval (below 10
+    prompt_ids, or without scatter), if all prompt_ids agree in its sign. What counts is the scatter of the mean
+    over prompt_ids, not that of single prompts, which is logits wide in solved models as well. So a solved
+    model keeps every ratio where pairs differ in the value, which is worth many logits at each phase; where they
+    differ by a shift, it keeps those of phases whose margins differ and loses those of phases that are solved
+    alike, between which there is nothing to normalise by.
     """
     task = task or RecallTask.for_model(model)
     step = measured_stride(model, task, stride)
@@ -119,6 +132,9 @@ def patch(
     base, source = task.sample_pairs(blocks * task.modulus, seed=seed, kind=pairs, shift=shift)
     if direction == "denoising":
         base, source = source, base
+    # A shifted prompt stands where its clean partner does; rows must stand under their own residue to be folded.
+    order = np.lexsort((base.residue.numpy(), base.prompt_id.numpy()))
+    base, source = (prompts.select(torch.from_numpy(order)) for prompts in (base, source))
     chosen, everywhere = _parts(model, base, unit, site, at, reach)
     chosen = select_units(chosen, only)
     options: dict[str, Any] = dict(metric=_metric(base, source), memory=memory)
@@ -327,17 +343,14 @@ def _dataset(
             "a patched run gave log-probabilities that are not finite; nothing can be averaged"
         )
     count = logprob.shape[1] * logprob.shape[2] // stride
-    whole = by_phase(ends["logit_difference"] - difference[0], stride) / count
-    moved = by_phase(difference[1:] - difference[0], stride) / count
-    known = np.abs(whole) >= MIN_DIFFERENCE
-    normalised = np.divide(moved, whole, out=np.full(moved.shape, np.nan), where=known)
+    whole = stats.phase_means(ends["logit_difference"] - difference[0], stride)  # [prompt, phase]
+    moved = stats.phase_means(difference[1:] - difference[0], stride)
     correct = by_phase(tables["correct"].astype(float), stride) / count
     axes, cells = ("unit", "prompt", "residue"), ("unit", "phase")
     return xr.Dataset(
         {
             **paired_statistics("effect_logprob", logprob[1:] - logprob[0], stride, seed=seed),
-            "normalised": (cells, normalised),
-            "difference": ("phase", whole),
+            **_normalised(moved, whole, seed),
             "effect_pp": (cells, 100 * (correct[1:] - correct[0])),
             "kl_mean": (cells, by_phase(tables["kl"][1:].astype(float), stride) / count),
             **{name: (axes, values[1:]) for name, values in tables.items()},
@@ -355,3 +368,28 @@ def _dataset(
         },
         attrs=attrs,
     )
+
+
+def _normalised(
+    moved: Float[np.ndarray, "unit prompt phase"], whole: Float[np.ndarray, "prompt phase"], seed: int
+) -> dict[str, Any]:
+    """Ratio of mean changes to the mean whole difference, with intervals; NaN where the whole may be 0."""
+    low, high = stats.bca(whole, seed=seed, n_resamples=N_RESAMPLES)
+    mean = whole.mean(axis=0)
+    one_sign = (np.sign(whole) == np.sign(mean)).all(axis=0)
+    apart = np.where(np.isnan(low), one_sign, (low > 0) | (high < 0))
+    known = apart & (np.abs(mean) >= MIN_DIFFERENCE)
+    ratio = np.full((3, len(moved), len(mean)), np.nan)
+    if known.any():
+        both = np.concatenate([whole[None], moved])[..., known].swapaxes(0, 1)  # [prompt, 1 + unit, phase]
+
+        def of(sample: np.ndarray) -> np.ndarray:
+            means = sample.mean(axis=1)
+            return means[:, 1:] / means[:, :1]
+
+        ratio[..., known] = [of(both[None])[0], *stats.bca(both, of, seed=seed, n_resamples=N_RESAMPLES)]
+    ends = ("", "_low", "_high")
+    return {
+        **{f"normalised{end}": (("unit", "phase"), ratio[i]) for i, end in enumerate(ends)},
+        **{f"difference{end}": ("phase", v) for end, v in zip(ends, (mean, low, high), strict=True)},
+    }

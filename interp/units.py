@@ -71,7 +71,8 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
         "kv_head" (the query heads that read one KV head), "head", "layer" (all heads of a layer), "mlp",
         "engram" (a layer's n-gram memory), "exact_branch", "entry_branch", "target_entry" (the entries that pool
         the target), "picks" (the same entries are struck from what a layer's indexer picked, for it and for all
-        that follow its picks), "gate_offset".
+        that follow its picks), "gate_offset" (one slot of all windows of a layer; the rest of a gate is renormalised,
+        and an entry whose only slot it is, as the first of a sequence may be, stays as it is).
     prompts : Prompts or None
         Needed by kinds that mask columns: they depend on the prompts' length and targets.
 
@@ -86,7 +87,9 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
     if not found:
         asked = [k for k in UNIT_KINDS if prompts is not None or k not in _OF_PROMPTS]
         there = [k for k in asked if _of_kind(model, k, prompts)]
-        raise SiteError(f"model {model.name!r} has no {kind} to knock out; valid: {', '.join(there)}")
+        sole = any((g := model.geometry(layer)) and g.window == 1 for layer in range(model.cfg.n_layers))
+        why = " (windows of one offset keep nothing without it)" if kind == "gate_offset" and sole else ""
+        raise SiteError(f"model {model.name!r} has no {kind} to knock out{why}; valid: {', '.join(there)}")
     return found
 
 
@@ -282,11 +285,15 @@ def _gate_offset_units(model: HookedModel, layer: int, prompts: Prompts | None) 
 
     def without(offset: int) -> Callable[[str, Tensor, Rows, ValueAt | None], Tensor]:
         def edit(name: str, gate: Tensor, rows: Rows, value_at: ValueAt | None) -> Tensor:
-            gate[:, :, offset] = 0.0
-            return gate / gate.sum(2, keepdim=True).clamp_min(torch.finfo(gate.dtype).tiny)
+            rest = gate.clone()
+            rest[:, :, offset] = 0.0
+            left = rest.sum(2, keepdim=True)
+            return torch.where(left > 0, rest / left.clamp_min(torch.finfo(gate.dtype).tiny), gate)
 
         return edit
 
+    if geometry.window == 1:
+        return []
     return [Unit(f"{layer}.{i}", layer, -1, sites, False, without(i)) for i in range(geometry.window)]
 
 

@@ -268,19 +268,24 @@ def control_table(controls: xr.Dataset) -> RenderableType:
             str(name),
             number(float(one["spread"].max()), 3),
             number(float(one["null_spread"].max()), 3),
-            listed or "none",
+            listed or ("none" if np.isfinite(one["spread"]).any() else "–"),
         )
     lines = ["Bar: 95% of permutations of phases within prompts stay below it, over all units at once."]
     if not any(str(name).startswith("placebo") for name in controls["control"].values):
         lines.append("No placebo stride: none that divides R is independent of the model's stride.")
-    return _titled(f"Controls{_of(controls)}", table, lines)
+    known = np.isfinite(controls["spread"]).any()
+    return _titled(f"Controls{_of(controls)}", table, lines, undefined="" if known else "too few prompts")
 
 
 # ---- parts -------------------------------------------------------------------------------------------------
 
 
 def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
+    from interp.figures import gate_tables, v41_tables  # they build on this module
+
     there = set(map(str, dataset.data_vars))
+    if (of_gates := gate_tables.table_of(dataset)) is not None:  # first: they hold a sweep's variables, too
+        return of_gates
     if {"accuracy", "accuracy_low", "accuracy_high"} <= there:
         return sweep_table(dataset)
     if {"serves", "loss", "selectivity", "p_effect", "p_selective", "uncovered"} <= there:
@@ -294,8 +299,6 @@ def _table_of(name: str, dataset: xr.Dataset) -> RenderableType:
         return control_table(dataset)
     if {"effect_logprob", "normalised", "difference"} <= there:
         return patch_table(dataset)
-    from interp.figures import v41_tables  # it builds on this module
-
     if (found := v41_tables.table_of(dataset)) is not None:
         return found
     table = _table(["variable", "dims", "mean", "lowest", "highest"])

@@ -22,7 +22,6 @@ VARIANTS = [
     {"gate": "vector", "tied_kv": True},
     {"gate_bias": False},
     {"payload": "shared"},
-    {"stride": 1, "window": 1},
 ]
 
 
@@ -71,6 +70,7 @@ def test_cycled_gates_pool_a_repeated_token_with_weights_moved_along():
     [
         ({"window": 6}, "layer 0 has window 6, stride 4"),
         ({"window": (4, 6)}, "layer 1 has window 6, stride 4"),
+        ({"stride": 1, "window": 1}, "windows of one offset"),
         ({"gate": "uniform"}, "uniform gates"),
         ({"attention": "full"}, "has no gates to cycle"),
         ({"attention": "sliding"}, "valid: own models with chunked layers"),

@@ -302,9 +302,8 @@ def test_a_verb_writes_results_that_load_and_shows_a_table(verb, saved_model, tm
     captured = capsys.readouterr()
     assert captured.err == ""
     names = {"knockout": ["knockout", "specialization"]}.get(verb, [verb])
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        f"{name}.{end}" for name in names for end in ("csv", "nc")
-    )
+    written = [f"{name}.{end}" for name in names for end in ("csv", "nc")]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted([*written, "files.json"])
     for name in names:
         assert str(tmp_path / "out" / f"{name}.nc") in captured.out
         assert main(["results", str(tmp_path / "out" / f"{name}.nc"), "--json"]) == 0
@@ -321,6 +320,11 @@ def test_report_and_figures(saved_model, tmp_path, capsys, monkeypatch):
     assert f"Report: {out / 'index.html'}" in captured.out
     assert "chromium" in captured.out  # one line says what to install
     assert (out / "figures" / "accuracy.html").is_file()
+    assert (
+        main(["figures", str(out), "-o", str(out)]) == 2
+    )  # the results would be removed as an earlier run's
+    assert "folder of the results" in capsys.readouterr().err
+    assert (out / "sweep.nc").is_file()
     assert main(["figures", str(out), "-o", str(tmp_path / "again"), "-f", "html"]) == 0
     assert (tmp_path / "again" / "accuracy.html").read_bytes() == (
         out / "figures" / "accuracy.html"

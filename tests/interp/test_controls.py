@@ -6,6 +6,7 @@ import xarray as xr
 
 from interp import knockout
 from interp.controls import controls, discover_then_confirm, over_seeds, paired_statistics, random_like
+from interp.figures.table import show
 from tests.interp.intervention_models import TASK, small
 
 
@@ -75,6 +76,22 @@ def test_placebo_strides_are_among_the_controls():
     )
     assert result.control.values.tolist() == ["own", "placebo 3", "random weights"]
     assert result.attrs["control_model_hash"] != result.attrs["model_hash"]
+
+
+@pytest.mark.parametrize(("prompts", "defined"), [(1, False), (5, False), (6, True)])
+def test_controls_of_too_few_prompts_are_undefined(prompts, defined, capsys):
+    def measure(model):
+        return knockout(model, TASK, n=4 * prompts, n_calibration=4, progress=False)
+
+    result = controls(small(), measure(small()), measure)
+    for name in ("spread", "null_spread"):
+        assert (np.isfinite(result[name]) == defined).all()
+    assert defined or not result.exceeds.any()
+    show("controls", result)
+    told = capsys.readouterr().out
+    assert ("undefined: too few prompts" in told) is not defined
+    own = next(line for line in told.splitlines() if line.startswith("own"))
+    assert own.split()[1:] == ["–", "–", "–"] or defined
 
 
 def effects(deltas, stride=4):

@@ -10,6 +10,7 @@ from hooks.errors import PhaselensError, StatisticsError
 from interp import cycle_gates, gate_profile, knockout, phase_sweep
 from interp.gate_interventions import cycling, forced_gates, gate_parts, r_squared
 from interp.tasks import RecallTask
+from interp.units import units
 from tests.interp.intervention_models import TASK, small
 
 
@@ -131,6 +132,14 @@ def test_what_cannot_be_forced_is_named():
     ("said", "verb"),
     [
         ("shifts=[] cycles nothing", lambda m: cycling(m, TASK, shifts=[], n_per_residue=2)),
+        ("shift=0 moves no gate at stride 4; valid: ±1 to ±3", lambda m: cycling(m, TASK, shifts=[1, 0])),
+        ("shift=4 moves no gate at stride 4", lambda m: cycling(m, TASK, shifts=[4])),
+        ("shift=-99 comes round at stride 4", lambda m: cycling(m, TASK, shifts=[-99])),
+        ("windows of one offset", lambda m: cycling(small(window=1, stride=1), TASK)),
+        (
+            "windows of one offset",
+            lambda m: knockout(small(window=1, stride=1), TASK, unit="gate_offset", n=4),
+        ),
         ("shift=1.5", lambda m: cycling(m, TASK, shifts=[1.5], n_per_residue=2)),
         ("n_resamples=0", lambda m: cycling(m, TASK, n_per_residue=2, n_resamples=0)),
         ("n_per_residue=1.5", lambda m: cycling(m, TASK, n_per_residue=1.5)),
@@ -147,12 +156,40 @@ def test_values_that_cannot_be_are_named(said, verb):
 
 
 def test_cycling_predicts_by_rolling_and_counts_phases():
-    found = cycling(small(), TASK, n_per_residue=12, shifts=(1, 4), progress=False)
+    found = cycling(small(), TASK, n_per_residue=12, shifts=(1, -3), progress=False)
     assert found.predicted.values[0].tolist() == np.roll(found.accuracy.values, 1).tolist()
-    assert (found.observed.sel(shift=4) == found.accuracy).all()  # a whole turn is none
+    assert (found.observed.values[0] == found.observed.values[1]).all()  # once round is the same
+    assert (found.predicted.values[0] == found.predicted.values[1]).all()
     assert (found.attrs["n"], found.attrs["n_inner"]) == (4, 3)
     inner = found.observed.values[0][:3], found.predicted.values[0][:3]
     assert found.r2_inner.values[0] == pytest.approx(r_squared(*inner), nan_ok=True)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(2, 1), (4, 4), (3, 1)])
+def test_without_one_offset_a_gate_is_renormalised_and_an_entry_that_has_no_other_keeps_its_own(
+    window, stride
+):
+    model, prompts = small(window=window, stride=stride), TASK.sample(4, seed=0)
+    name = "blocks.0.attn.compressor.value.hook_gate"
+    plain = model.run_with_cache(prompts.tokens, [name])[1][name].numpy()
+    for offset, unit in enumerate(units(model, "gate_offset")[:window]):
+        assert unit.label == f"0.{offset}"
+        edit = next(e for e in unit.edits(None) if e.site == name)
+        got = edit.apply(torch.from_numpy(plain.copy()), None).numpy()
+        for entry in range(plain.shape[1]):
+            # Slot i of entry j is token (j+1)·S − W + i; before the sequence it is clipped.
+            there = [i for i in range(window) if (entry + 1) * stride - window + i >= 0]
+            rest = [i for i in there if i != offset]
+            expected = np.zeros_like(plain[:, entry]) if rest else plain[:, entry]
+            for i in rest:
+                expected[:, i] = plain[:, entry, i] / plain[:, entry, rest].sum(axis=1)
+            assert got[:, entry] == pytest.approx(expected, abs=1e-6)
+            assert got[:, entry].sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_layers_of_one_offset_have_none_to_knock_out_and_others_do():
+    found = units(small(window=(1, 4), stride=(1, 4)), "gate_offset")
+    assert [one.label for one in found] == ["1.0", "1.1", "1.2", "1.3"]
 
 
 def test_the_window_is_stated():

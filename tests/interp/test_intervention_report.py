@@ -31,6 +31,13 @@ def test_the_page_states_every_number_with_its_n_and_what_is_missing(tmp_path, m
         found = results.load(folder / f"attribution-tiny-{unit}.nc")
         assert f"| tiny | {unit} | {found.attrs['rank_correlation']:.2f} (" in text
     assert "not in the zoo: no-such" in text
+    assert "`python -m interp.intervention_report -n 10 --device cpu`" in text
+    held = results.load(folder / "cycling-controls-tiny.nc")
+    told = text.split("that by δ itself is ")[1].split("\n")[0]
+    for i, shift in enumerate(("+1", "-1")):
+        low, high = (float(held[f"lead_inner_{end}"].values[i]) for end in ("low", "high"))
+        word = "better" if low >= 0 else "worse" if high < 0 else "not told apart"
+        assert f"tiny by {shift}" in next(p for p in told.split("; ") if p.startswith(f"{word}:"))
     low, high = (cycled[f"r2_inner_{end}"].values for end in ("low", "high"))
     for i, shift in enumerate(("+1", "-1")):
         told = "supported" if low[i] >= 0.66 else "not supported" if high[i] < 0.66 else "undecided"
@@ -56,6 +63,32 @@ def parts(loss, serves, similarity):
     )
 
 
+def held(special):
+    """What parts_controls returns for the same heads: 0.0 above another head everywhere, nothing above moved gates."""
+    shape = ("control", "gates", "unit")
+    lead = np.full((2, 3, 2), 0.5)
+    lead[1, 1:] = np.nan
+    lead[:, :, ~np.array(special)] = np.nan
+    exceeds = np.zeros(lead.shape, bool)
+    exceeds[0, :, 0] = special[0]
+    return xr.Dataset(
+        {"lead": (shape, lead), "exceeds": (shape, exceeds)},
+        {
+            "control": ["another head", "moved gates"],
+            "gates": ["static", "deviation", "uniform"],
+            "unit": ["0.0", "1.0"],
+        },
+    )
+
+
+def page(one, special, control=None):
+    found = {
+        "cycling": {}, "cycling controls": {}, "parts": {"toy": one}, "parts controls": {"toy": held(special)},
+        "attribution": {}, "control": control or {},
+    }  # fmt: skip
+    return intervention_report.markdown(found, [], "python -m somewhere -n 7")
+
+
 def test_what_cannot_be_measured_under_forced_gates_is_undefined_and_not_a_loss():
     nan = np.nan
     one = parts(
@@ -78,8 +111,9 @@ def test_what_cannot_be_measured_under_forced_gates_is_undefined_and_not_a_loss(
             [[0.3, nan, nan], [-0.2, -0.5, 0.2]],
         ],
     )
-    found = {"cycling": {}, "parts": {"toy": one}, "attribution": {}, "control": {}}
-    text = intervention_report.markdown(found, [])
+    one["accuracy"][1] = [0.0, 0.08, 0.14, 0.01]
+    text = page(one, [True, True])
+    assert "Made by `python -m somewhere -n 7`" in text
     rows = [line for line in text.splitlines() if line.startswith(("| KV head", "| **"))]
     told = [row.split(" | ")[1] for row in rows]
     none = "undefined (accuracy too low)"
@@ -89,18 +123,57 @@ def test_what_cannot_be_measured_under_forced_gates_is_undefined_and_not_a_loss(
         "0; undefined at 3 (accuracy too low)",
         "none; undefined at 3 (accuracy too low)",
     ]
+    # Similarity is of effects; phases are kept or lost by accuracy, and undecided where that is at the floor.
     assert (
-        "- With the static part alone: kept by 0.0; undecided by 1.0. By phases served: 0 kept, 0 lost, 2 undefined."
-        in text
+        "- With the static part alone, phases served: undecided: 0.0, 1.0. Undecided: accuracy, 0 to 14% by phase, is too "
+        "low for a loss at a phase they served; effects on log-probability alone do not say that phases are kept. "
+        "Effects: alike: 0.0; undecided: 1.0. Above the control 'another head': 0.0. Above the control 'moved gates': "
+        "none." in text
     )
     assert (
-        "- With the per-window deviation alone: kept by 0.0; lost by 1.0. By phases served: 1 kept, 1 lost, "
-        "0 undefined." in text
+        "- With the per-window deviation alone, phases served: kept: 0.0; lost: 1.0. Effects: alike: 0.0; unlike: 1.0. "
+        "Above the control 'another head': 0.0." in text
     )
+    assert "kept by" not in text
+
+
+def spreads(own, placebo, random, exceeds):
+    axes = ("control", "unit")
+    return xr.Dataset(
+        {
+            "spread": (axes, [[0.0, own], [placebo, 0], [random, 0]]),
+            "null_spread": (axes, [[0.02, 0.026]] * 3),
+            "exceeds": (axes, [[False, exceeds], [False, False], [False, False]]),
+        },
+        {"control": ["own", "placebo 3", "random weights"], "unit": ["0.0", "0.1"]},
+        {"stride": 8, "model": "plain"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "exceeds", "said"),
+    [
+        (0.012, False, "in 2 of 2 runs. The largest spread there is larger than those of the placebo stride and of random "
+         "weights in 1 of 2 runs: that comparison alone would not clear the model, and it is by the permuted phases "
+         "that its effects are within chance."),
+        (0.004, False, "in 2 of 2 runs. The largest spread there is larger than those of the placebo stride and of random "
+         "weights in 0 of 2 runs."),
+        (0.5, True, "in 1 of 2 runs (above in knockout, seed 1). The largest spread there is larger than those of the "
+         "placebo stride and of random weights in 1 of 2 runs."),
+    ],
+)  # fmt: skip
+def test_controls_are_told_in_words(own, exceeds, said):
+    flat = np.zeros((4, 2, 4))
+    runs = {
+        "knockout, seed 1": spreads(own, 0.008, 0.005, exceeds),
+        "patch, seed 2": spreads(0.001, 0.008, 0.005, False),
+    }
+    text = page(parts(flat, flat, np.full((4, 2, 3), np.nan)), [False, False], runs)
+    assert f"At its own stride no unit is above the bar {said}" in text
+    assert f"| knockout, seed 1 | own | {own:.3f} | 0.026 | {50 * exceeds} |" in text
 
 
 def test_without_a_specialised_head_there_is_no_verdict():
     flat = np.zeros((4, 2, 4))
     one = parts(flat, flat, np.full((4, 2, 3), np.nan))
-    found = {"cycling": {}, "parts": {"toy": one}, "attribution": {}, "control": {}}
-    assert "No head is specialised under intact gates" in intervention_report.markdown(found, [])
+    assert "No head is specialised under intact gates" in page(one, [False, False])

@@ -21,7 +21,8 @@ def test_a_new_folder_appears_with_its_parents(tmp_path):
     with output_folder(tmp_path / "a" / "b") as staging:
         (staging / "one.txt").write_text("1")
         assert not (tmp_path / "a" / "b").exists()
-    assert tree(tmp_path) == ["a/b/one.txt"]
+    assert tree(tmp_path) == ["a/b/files.json", "a/b/one.txt"]
+    assert json.loads((tmp_path / "a/b/files.json").read_text()) == {"files": ["files.json", "one.txt"]}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -56,8 +57,27 @@ def test_a_rerun_replaces_its_own_files_and_keeps_foreign_ones(tmp_path):
     (out / "notes.txt").write_text("mine")
     with output_folder(out) as staging:
         (staging / "same.txt").write_text("second")
-    assert tree(tmp_path) == ["outside.txt", "r/notes.txt", "r/report.json", "r/same.txt"]
+    # report.json did not list itself, so that it is nobody's.
+    assert tree(tmp_path) == ["outside.txt", "r/files.json", "r/notes.txt", "r/report.json", "r/same.txt"]
     assert (out / "same.txt").read_text() == "second"
+    assert not (out / "sub").exists()
+
+
+@pytest.mark.parametrize("manifests", ["files files", "files report", "report files", "report report"])
+def test_a_folder_holds_one_run(tmp_path, manifests):
+    for number, (kind, names) in enumerate(
+        zip(manifests.split(), (["knockout.nc", "figures/old.svg"], ["knockout.nc"]), strict=True)
+    ):
+        with output_folder(tmp_path / "r") as staging:
+            (staging / "figures").mkdir()
+            for name in names:
+                (staging / name).write_text(str(number))
+            if kind == "report":
+                write_json({"files": [*names, "report.json"]}, staging / "report.json")
+        if number == 0:
+            (tmp_path / "r" / "notes.txt").write_text("mine")
+    assert tree(tmp_path / "r") == sorted([f"{manifests.split()[1]}.json", "knockout.nc", "notes.txt"])
+    assert (tmp_path / "r" / "knockout.nc").read_text() == "1"
 
 
 @pytest.mark.parametrize("below", ["", "/deep/down"])
