@@ -47,7 +47,7 @@ Out = Annotated[
     Path | None,
     Parameter(
         name=["--out", "-o"],
-        help="Folder for the results of one run; files of an earlier run there are removed.",
+        help="Folder for the results; a run of which a file is replaced there is removed whole.",
     ),
 ]
 Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]

@@ -79,9 +79,8 @@ def figures(
         model = None if live is None else prepare(live, device="cpu")[0]
         drawn = {"figure": paper_figure(found, _words(panels), look, sources=Sources(model=model))}
     out = out or (Path("figures") if folder is None else folder / "figures")
-    if (
-        folder is not None and out.resolve() == folder.resolve()
-    ):  # a folder holds one run: the results would go
+    # A figure's table may have the name of a result's, and would take that run's place.
+    if folder is not None and out.resolve() == folder.resolve():
         raise FigureError(
             f"-o {out} is the folder of the results; valid: another one, or leave -o out for {folder / 'figures'}"
         )

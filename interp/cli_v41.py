@@ -22,7 +22,7 @@ _Out = Annotated[
     Path | None,
     Parameter(
         name=["--out", "-o"],
-        help="Folder for the results of one run; files of an earlier run there are removed.",
+        help="Folder for the results; a run of which a file is replaced there is removed whole.",
     ),
 ]
 _Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]

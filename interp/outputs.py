@@ -22,7 +22,7 @@ __all__ = ["FILES", "MANIFEST", "check_writable", "output_folder", "to_plain", "
 MANIFEST = "report.json"
 """What lists the files of a report; the last to be written."""
 FILES = "files.json"
-"""What lists the files of any other run."""
+"""What lists the files of other runs."""
 _PER_PROMPT = "prompt"
 
 
@@ -33,9 +33,10 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     The folder is made at once, so that one that cannot be written is found before any work is done. On an
     error nothing is left behind, folders made on the way included.
 
-    A folder holds one run: every run leaves a manifest of its files, ``report.json`` if the block writes one, else
-    ``files.json``, and what an earlier run listed and this one does not write is removed, so that no result of one
-    seed stands beside a control of another. Files that no manifest lists stay.
+    A run is there whole or not at all: each is listed, a report in ``report.json``, others in ``files.json``, and
+    where this one replaces a file of an earlier run, that run's other files are removed, so that no result of one
+    seed stands beside a control of another. Runs that share no file stay side by side; files that nothing lists
+    stay.
 
     Raises
     ------
@@ -98,31 +99,39 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    if not (staging / MANIFEST).exists():
-        made = [file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file()]
-        write_json({"files": sorted([*made, FILES])}, staging / FILES)
+    new = {file.relative_to(staging) for file in staging.rglob("*") if file.is_file()}
+    earlier = _runs(target)
+    stale = {file for run in earlier if run & new for file in run} - new
+    kept = [run for run in earlier if not run & new and Path(MANIFEST) not in run]
+    own = [] if Path(MANIFEST) in new else [new]
+    if kept or own:
+        runs = [sorted(file.as_posix() for file in run) for run in (*kept, *own)]
+        write_json({"runs": runs}, staging / FILES)
+    elif (target / FILES).is_file():
+        stale.add(Path(FILES))
     if not target.exists():
         staging.rename(target)
         return
-    new = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
-    for stale in _listed(target) - set(new):
+    for file in stale:
         with contextlib.suppress(OSError):
-            (target / stale).unlink()
-            _remove_empty([target / folder for folder in reversed(stale.parents[:-1])])
+            (target / file).unlink()
+            _remove_empty([target / folder for folder in reversed(file.parents[:-1])])
     # The manifest last: whoever sees it finds everything that it lists.
-    for relative in sorted(new, key=lambda file: file in (Path(MANIFEST), Path(FILES))):
+    written = [file.relative_to(staging) for file in staging.rglob("*") if file.is_file()]
+    for relative in sorted(written, key=lambda file: (file in (Path(MANIFEST), Path(FILES)), file)):
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         (staging / relative).replace(target / relative)
 
 
-def _listed(folder: Path) -> set[Path]:
-    """Files that a manifest in the folder says an earlier run made; never anything outside of the folder."""
-    paths: set[Path] = set()
-    for manifest in (MANIFEST, FILES):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            names = json.loads((folder / manifest).read_text(encoding="utf-8"))["files"]
-            paths |= {Path(name) for name in names}
-    return {path for path in paths if not path.is_absolute() and ".." not in path.parts}
+def _runs(folder: Path) -> list[set[Path]]:
+    """Files of each earlier run that a manifest in the folder lists; never anything outside of the folder."""
+    listed: list[list[str]] = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        listed += json.loads((folder / FILES).read_text(encoding="utf-8"))["runs"]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        listed.append([*json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"], MANIFEST])
+    runs = [{Path(name) for name in names} for names in listed]
+    return [{path for path in run if not path.is_absolute() and ".." not in path.parts} for run in runs]
 
 
 def write_json(value: Any, path: Path) -> Path:

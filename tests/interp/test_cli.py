@@ -322,7 +322,7 @@ def test_report_and_figures(saved_model, tmp_path, capsys, monkeypatch):
     assert (out / "figures" / "accuracy.html").is_file()
     assert (
         main(["figures", str(out), "-o", str(out)]) == 2
-    )  # the results would be removed as an earlier run's
+    )  # tables of one name would take the results' place
     assert "folder of the results" in capsys.readouterr().err
     assert (out / "sweep.nc").is_file()
     assert main(["figures", str(out), "-o", str(tmp_path / "again"), "-f", "html"]) == 0

@@ -22,7 +22,7 @@ def test_a_new_folder_appears_with_its_parents(tmp_path):
         (staging / "one.txt").write_text("1")
         assert not (tmp_path / "a" / "b").exists()
     assert tree(tmp_path) == ["a/b/files.json", "a/b/one.txt"]
-    assert json.loads((tmp_path / "a/b/files.json").read_text()) == {"files": ["files.json", "one.txt"]}
+    assert json.loads((tmp_path / "a/b/files.json").read_text()) == {"runs": [["one.txt"]]}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -57,14 +57,13 @@ def test_a_rerun_replaces_its_own_files_and_keeps_foreign_ones(tmp_path):
     (out / "notes.txt").write_text("mine")
     with output_folder(out) as staging:
         (staging / "same.txt").write_text("second")
-    # report.json did not list itself, so that it is nobody's.
-    assert tree(tmp_path) == ["outside.txt", "r/files.json", "r/notes.txt", "r/report.json", "r/same.txt"]
+    assert tree(tmp_path) == ["outside.txt", "r/files.json", "r/notes.txt", "r/same.txt"]
     assert (out / "same.txt").read_text() == "second"
     assert not (out / "sub").exists()
 
 
 @pytest.mark.parametrize("manifests", ["files files", "files report", "report files", "report report"])
-def test_a_folder_holds_one_run(tmp_path, manifests):
+def test_a_run_that_is_replaced_goes_whole(tmp_path, manifests):
     for number, (kind, names) in enumerate(
         zip(manifests.split(), (["knockout.nc", "figures/old.svg"], ["knockout.nc"]), strict=True)
     ):
@@ -114,3 +113,27 @@ def test_a_dataset_as_plain_values_has_no_prompt_axis_and_no_nan():
         "coords": {"phase": {"dims": ["phase"], "values": [0, 1]}},
         "variables": {"accuracy": {"dims": ["phase"], "values": [0.5, None]}},
     }
+
+
+def write(folder, **files):
+    with output_folder(folder) as staging:
+        for name, text in files.items():
+            (staging / f"{name}.nc").write_text(text)
+
+
+def test_runs_that_share_no_file_stand_side_by_side(tmp_path):
+    out = tmp_path / "r"
+    write(out, sweep="0")
+    write(out, knockout="0", controls="0")
+    assert json.loads((out / "files.json").read_text()) == {
+        "runs": [["sweep.nc"], ["controls.nc", "knockout.nc"]]
+    }
+    write(out, knockout="7")
+    assert tree(out) == ["files.json", "knockout.nc", "sweep.nc"]
+    with output_folder(out) as staging:
+        for name in ("sweep", "knockout"):
+            (staging / f"{name}.nc").write_text("9")
+        write_json({"files": ["sweep.nc", "knockout.nc"]}, staging / "report.json")
+    assert tree(out) == ["knockout.nc", "report.json", "sweep.nc"]
+    write(out, patch="1")
+    assert tree(out) == ["files.json", "knockout.nc", "patch.nc", "report.json", "sweep.nc"]
