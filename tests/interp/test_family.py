@@ -72,7 +72,7 @@ def test_outside_training_ids_and_logits_are_checked():
     stacked = family()
     tokens = torch.zeros(3, 1, 8, dtype=torch.long)
     with pytest.raises(ConfigError, match=r"\[3, n, pos\]"):
-        stacked(tokens[0])
+        stacked(tokens[:2])
     with pytest.raises(PhaselensError, match="73"):
         stacked(tokens + 73)
     with torch.no_grad():

@@ -273,7 +273,7 @@ def test_families_that_cannot_be_are_one_line(words, line, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_hugging_face_model_is_refused_as_a_family(tmp_path):
-    with pytest.raises(PhaselensError, match="HookedDeepseekV4.*one by one"):
+    with pytest.raises(PhaselensError, match=r"HookedDeepseekV4.*one by one"):
         training.train_family("hfv4-csa", out=tmp_path / "runs", seeds=[0, 1], device="cpu")
     assert not (tmp_path / "runs").exists()
 
