@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,11 @@ from torch import nn
 from hooks.config import preset
 from hooks.errors import ConfigError, ModelCheckError, PhaselensError
 from hooks.transformer import CompressedTransformer
+from interp.bench import family as bench
+from interp.bench.page import section
 from interp.family import Family, family_logits
+from interp.recipes import recipe
+from interp.training import fit
 
 
 def test_a_stacked_pass_equals_one_pass_per_model():
@@ -116,3 +122,36 @@ def test_gradients_are_clipped_by_the_norm_of_each_model():
         for own, p in zip(model.parameters(), stacked.parameters(), strict=True):
             if own.grad is not None:
                 torch.testing.assert_close(p.grad[member], own.grad)
+
+
+def test_the_benchmark_times_training_both_ways_and_its_page_reads_older_files(monkeypatch):
+    monkeypatch.setattr(bench, "STEPS", 2)
+    monkeypatch.setattr(bench, "BATCH", 2)
+    found = bench.bench_family(n=12, repeats=2, threads=1, seed=0, names=("tiny", "tiny"))
+    assert set(found["ways"]) == {
+        f"{before}{way}" for before in ("", "training, ") for way in ("one after the other", "side by side")
+    }
+    assert all(len(way["seconds"]) == 2 for way in found["ways"].values())
+    apart, beside = (
+        min(found["ways"][f"training, {way}"]["cpu_seconds"])
+        for way in ("one after the other", "side by side")
+    )
+    assert found["training_cpu_ratio"] == pytest.approx(apart / beside)
+    assert found["training_max_difference"] < 1e-5
+    assert "Training one after the other takes" in section(found)
+    older = {key: value for key, value in found.items() if not key.startswith("training")}
+    older["ways"] = {key: value for key, value in found["ways"].items() if not key.startswith("training")}
+    assert "raining" not in section(older).replace(found["what"], "")
+
+
+def test_the_benchmark_trains_every_seed_as_fit_does():
+    plan = dataclasses.replace(recipe("tiny"), steps=2, batch=2, warmup=0)
+    cfg = preset("tiny")
+    expected = []
+    for seed in range(2):
+        model = CompressedTransformer(cfg.replace(seed=seed))
+        list(fit(model, plan, seed=seed, device=torch.device("cpu"), progress=False))
+        expected += [p.detach().flatten() for p in model.parameters()]
+    for beside in (False, True):
+        _, weights = bench._train(cfg, 2, plan, torch.device("cpu"), beside=beside)
+        torch.testing.assert_close(weights, torch.cat(expected), rtol=0, atol=1e-5)
