@@ -372,9 +372,19 @@ def train(
     name: Annotated[str, Parameter(help="A recipe: the name of a zoo model.")],
     *,
     out: Annotated[
-        Path | None, Parameter(name=["--out", "-o"], help="Folder of the model; runs/NAME if left out.")
+        Path | None,
+        Parameter(
+            name=["--out", "-o"],
+            help="Folder of the model, runs/NAME if left out; of several seeds, the folder that gets theirs, runs.",
+        ),
     ] = None,
-    seed: Annotated[int, Parameter(validator=_natural, help="Seed of weights and data.")] = 0,
+    seed: Annotated[
+        list[int] | None,
+        Parameter(
+            validator=_natural,
+            help="Seed of weights and data, 0 if left out; repeatable: several are trained side by side.",
+        ),
+    ] = None,
     steps: Annotated[
         int | None, Parameter(validator=_positive, help="Optimizer steps; the recipe's if left out.")
     ] = None,
@@ -391,16 +401,21 @@ def train(
     device: Annotated[str | None, Parameter(help="cpu, cuda or cuda:N; a GPU if there is one.")] = None,
     json: Json = False,
 ) -> None:
-    """Train a model of the zoo again, with the recipe that made it.
+    """Train a model of the zoo again, with the recipe that made it, or several seeds of it side by side.
+
+    Several seeds go into folders NAME (seed 0) and NAME-seedK.
+    With --start-from, an indexer or a Hugging Face class: one seed at a time.
 
     Example: phaselens train tiny -o runs/tiny
+
+    Example: phaselens train w8s8-2kv --seed 0 --seed 1 --seed 2 -o runs
     """
     from interp import cli_run
 
     cli_run.train(
         name,
-        out=out or Path("runs") / name,
-        seed=seed,
+        out=out,
+        seeds=seed or [0],
         steps=steps,
         batch=batch,
         start_from=start_from,

@@ -368,31 +368,42 @@ def show_cache(name: str | None, *, as_json: bool) -> None:
 def train(
     name: str,
     *,
-    out: Path,
-    seed: int,
-    steps: int | None,
-    batch: int | None,
+    out: Path | None,
+    seeds: Sequence[int],
     start_from: Path | None,
-    resume: bool,
-    device: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Train by a recipe and print where the model is and what it gave."""
+    """Train by a recipe, one seed or several side by side, and print where the models are and what they gave.
+
+    Raises
+    ------
+    PhaselensError
+        For several seeds that should go on from a model.
+    """
+    if len(seeds) > 1 and start_from is not None:
+        raise PhaselensError(
+            f"--start-from {start_from} with {len(seeds)} seeds; valid: one --seed, train them one by one"
+        )
     with busy("loading torch"):
         from interp.training import train as training
+        from interp.training import train_family
 
-    made = training(
-        name,
-        out=out,
-        seed=seed,
-        device=device,
-        resume=resume,
-        steps=steps,
-        batch=batch,
-        start_from=start_from,
-    )
-    if as_json:
-        record = json.loads((made / "training.json").read_text(encoding="utf-8"))
-        print_json({"name": name, "folder": made, "training": record})
+    if len(seeds) > 1:
+        folders = train_family(name, out=out or Path("runs"), seeds=seeds, **options)
     else:
-        print(f"Model: {made} (measure it with: phaselens report {made} -o reports/{made.name})")
+        folder = out or Path("runs") / name
+        folders = [training(name, out=folder, seed=seeds[0], start_from=start_from, **options)]
+    if as_json:
+        made = [
+            {
+                "name": name,
+                "folder": folder,
+                "training": json.loads((folder / "training.json").read_text(encoding="utf-8")),
+            }
+            for folder in folders
+        ]
+        print_json(made[0] if len(made) == 1 else {"name": name, "models": made})
+    else:
+        for folder in folders:
+            print(f"Model: {folder} (measure it with: phaselens report {folder} -o reports/{folder.name})")

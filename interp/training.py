@@ -1,154 +1,87 @@
-"""The training recipe: any model of tokens → logits on any task that makes training batches.
-
-Figures of the recipe: AdamW (0.9, 0.98), linear warm-up then cosine to 5%, clip 1.0, bf16 autocast on a GPU,
-number of records raised linearly (without this curriculum several runs never leave 5% accuracy).
-"""
+"""Training: any model of tokens → logits, or a family of seeds side by side, on any task that makes batches."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from hooks.errors import CheckpointError, PhaselensError, did_you_mean
-from hooks.files import atomic_path, require_writable, write_json
+from hooks.errors import ConfigError, PhaselensError
+from hooks.files import require_writable, write_json
 from hooks.running import require_device
+from interp.family import Family
+from interp.recipes import Recipe, recipe, recipe_names
 from interp.rng import torch_rng
 from interp.tasks.recall import RecallTask
+from interp.training_state import fingerprint, resume_state, save_state
 
-__all__ = ["Recipe", "fit", "recipe", "recipe_names", "train"]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides what training gives, device and seed aside.
-
-    Parameters
-    ----------
-    task : RecallTask
-        Makes the batches.
-    steps, batch : int
-        Optimiser steps; sequences a step.
-    lr, warmup, final_lr : float, int, float
-        Peak rate, steps of linear warm-up, fraction of the peak that the cosine ends at.
-    records_from, records_share : int, float
-        Records at the start, and the share of steps over which they rise to the task's own number.
-    clip, weight_decay : float
-        Gradient norm; AdamW's decay.
-    compiled : bool
-        Compile the forward pass on a GPU; not for a class that does not trace.
-    """
-
-    task: RecallTask = field(default_factory=RecallTask)
-    steps: int = 4000
-    batch: int = 256
-    lr: float = 1e-3
-    warmup: int = 300
-    final_lr: float = 0.05
-    records_from: int = 16
-    records_share: float = 0.5
-    clip: float = 1.0
-    weight_decay: float = 0.01
-    compiled: bool = True
-
-    def rate(self, step: int) -> float:
-        """Learning rate of a step."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.lr * (
-            self.final_lr + (1 - self.final_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-        )
-
-    def records(self, step: int) -> int:
-        """Records in the context at a step."""
-        top = self.task.n_records
-        share = 1.0 if self.records_share == 0 else min(1.0, step / (self.records_share * self.steps))
-        return min(top, self.records_from + round(share * (top - self.records_from)))
-
-    def describe(self) -> dict[str, Any]:
-        """JSON values."""
-        return {**dataclasses.asdict(self), "task": self.task.describe()}
+__all__ = ["Recipe", "fit", "recipe", "recipe_names", "train", "train_family"]
 
 
-_TINY_TASK = RecallTask(
-    n_keys=32, n_values=32, n_filler=8, n_records=14, context=48, n_queries=8, n_demonstrations=7, modulus=12
-)
-# Steps after which a model's accuracy no longer rose; the rest learns within the default's.
-_STEPS = {
-    "w4s4-4kv": 3500, "w8s4-4kv": 3000, "w8s6-4kv": 3500, "w8s8-4kv": 3500, "w8s8-1kv": 6000, "w8s8-2kv": 8600,
-    "w8s8-2kv-nope": 6000, "w12s12-4kv": 8500, "v41-ced": 2500, "v41-ced-bf": 2500,
-}  # fmt: skip
-_RECIPES: dict[str, Recipe] = {
-    **{name: Recipe(steps=steps) for name, steps in _STEPS.items()},
-    **{name: Recipe(compiled=False, steps=1700) for name in ("hfv4-mix", "hfv4-csa")},
-    "full-4kv": Recipe(task=RecallTask(n_queries=8), steps=6000, lr=2e-3, records_from=8, records_share=0.8),
-    "tiny": Recipe(
-        task=_TINY_TASK, steps=800, batch=64, lr=3e-3, warmup=100, records_from=14, records_share=0.0
-    ),
-}
-
-
-def recipe_names() -> list[str]:
-    """Names of models that :func:`train` can make."""
-    from hooks.build import buildable
-
-    return buildable()
-
-
-def recipe(name: str) -> Recipe:
-    """Return the recipe of a zoo model.
-
-    Raises
-    ------
-    PhaselensError
-        Listing the names that exist.
-    """
-    if name not in recipe_names():
-        raise PhaselensError(f"no recipe for {name!r}; {did_you_mean(name, recipe_names(), 40)}")
-    return _RECIPES.get(name, Recipe())
-
-
+@overload
+def fit(
+    model: nn.Module, recipe: Recipe, *, seed: int, device: torch.device, folder: Path | None = None,
+    save_every: int = 500, progress: bool = True,
+) -> Iterator[tuple[int, float, float]]: ...  # fmt: skip
+@overload
+def fit(
+    model: nn.Module, recipe: Recipe, *, seed: Sequence[int], device: torch.device, folder: Path | None = None,
+    save_every: int = 500, progress: bool = True,
+) -> Iterator[tuple[int, list[float], list[float]]]: ...  # fmt: skip
 def fit(
     model: nn.Module,
     recipe: Recipe,
     *,
-    seed: int,
+    seed: int | Sequence[int],
     device: torch.device,
     folder: Path | None = None,
     save_every: int = 500,
     progress: bool = True,
-) -> Iterator[tuple[int, float, float]]:
+) -> Iterator[tuple[int, Any, Any]]:
     """Train a module in place, yielding (step, loss, accuracy) now and then.
 
-    Batches depend on (seed, step) only, so a run resumed from `folder` equals one that was never stopped.
+    Batches depend on (seed, step) only, so a run resumed from `folder` equals one that was never stopped. A
+    family's models are trained as each would be alone: own batches, own gradient norm, and an optimiser that
+    works number by number.
 
     Parameters
     ----------
     model : nn.Module
-        Maps integer tokens [batch, pos] to logits [batch, pos, d_vocab] (or an object with ``.logits``).
+        Maps integer tokens [batch, pos] to logits [batch, pos, d_vocab] (or an object with ``.logits``); or a
+        :class:`~interp.family.Family`.
     recipe : Recipe
         What to do.
-    seed : int
-        Of the batches.
+    seed : int or sequence of int
+        Of the batches; of a family one for each model, and loss and accuracy are lists then.
     device : torch.device
         Where to train; a GPU uses bf16 autocast.
     folder : Path or None
-        Where the resumable state lives; an earlier state there is picked up.
+        Where the resumable state lives, one file for a whole family; an earlier state there is picked up.
     save_every : int
         Steps between saves.
     progress : bool
         Show a bar.
+
+    Raises
+    ------
+    ConfigError
+        If there is not one seed for each model.
+    CheckpointError
+        If the state belongs to another recipe or seed.
     """
+    family = model if isinstance(model, Family) else None
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    if (family is None) != isinstance(seed, int) or (family and len(family.models) != len(seeds)):
+        wanted = "one integer" if family is None else f"a list of {len(family.models)}, one for each model"
+        raise ConfigError(f"seed={seed!r}; valid: {wanted}")
     model.to(device).train()
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -161,36 +94,64 @@ def fit(
     )
     # One fused graph a step: several times faster on a GPU, and several runs share one better.
     forward = torch.compile(model) if recipe.compiled and device.type == "cuda" else model
-    start = _resume(model, optimiser, names, folder, recipe, seed) if folder else 0
+    run = fingerprint(recipe, seed if isinstance(seed, int) else seeds)
+    start = resume_state(model, optimiser, names, folder, run) if folder else 0
     bar = tqdm(
         range(start, recipe.steps), initial=start, total=recipe.steps, disable=not progress, desc="training"
     )
     for step in bar:
-        generator = torch_rng(seed, "batch", step, device=device)
-        tokens, targets = recipe.task.training_batch(
-            recipe.batch, generator=generator, n_records=max(recipe.records(step), recipe.task.n_queries)
-        )
+        tokens, targets = _batches(recipe, seeds, step, device)
         for group in optimiser.param_groups:
             group["lr"] = recipe.rate(step)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = forward(tokens)
+            logits = forward(tokens[0] if family is None else tokens)
             logits = logits if isinstance(logits, Tensor) else logits.logits
-        scored = targets != -100
-        picked, wanted = logits[scored].float(), targets[scored]
-        loss = nn.functional.cross_entropy(picked, wanted)
+        losses, right = _losses(logits[None] if family is None else logits, targets)
+        # A model's loss depends on its own weights alone, so the gradient of the sum is each one's own.
+        loss = torch.stack(losses).sum()
         own_loss: Callable[[], Tensor | None] | None = getattr(model, "auxiliary_loss", None)  # indexers' own
         auxiliary = own_loss() if own_loss else None
         optimiser.zero_grad(set_to_none=True)
         (loss if auxiliary is None else loss + auxiliary).backward()
-        nn.utils.clip_grad_norm_(parameters, recipe.clip)
+        if family is None:
+            nn.utils.clip_grad_norm_(parameters, recipe.clip)
+        else:
+            family.clip_gradients(recipe.clip)
         optimiser.step()
         last = step + 1 == recipe.steps
         if step % 50 == 0 or last:
-            accuracy = float((picked.detach().argmax(-1) == wanted).float().mean())
-            bar.set_postfix(loss=f"{float(loss.detach()):.3f}", accuracy=f"{accuracy:.3f}")
-            yield step, float(loss.detach()), accuracy
+            found = [float(one.detach()) for one in losses]
+            share = [float(one.float().mean()) for one in right]
+            bar.set_postfix(loss=f"{sum(found) / len(found):.3f}", accuracy=f"{sum(share) / len(share):.3f}")
+            yield (step, found[0], share[0]) if family is None else (step, found, share)
         if folder and ((step + 1) % save_every == 0 or last):
-            _save_state(model, optimiser, names, folder, recipe, seed, step + 1)
+            save_state(model, optimiser, names, folder, run, step + 1)
+
+
+def _batches(
+    recipe: Recipe, seeds: Sequence[int], step: int, device: torch.device
+) -> tuple[Int[Tensor, "model n pos"], Int[Tensor, "model n pos"]]:
+    """Tokens and targets of a step, of every seed."""
+    made = [
+        recipe.task.training_batch(
+            recipe.batch,
+            generator=torch_rng(seed, "batch", step, device=device),
+            n_records=max(recipe.records(step), recipe.task.n_queries),
+        )
+        for seed in seeds
+    ]
+    return torch.stack([tokens for tokens, _ in made]), torch.stack([targets for _, targets in made])
+
+
+def _losses(
+    logits: Float[Tensor, "model n pos d_vocab"], targets: Int[Tensor, "model n pos"]
+) -> tuple[list[Float[Tensor, ""]], list[Bool[Tensor, " scored"]]]:
+    """Each model's mean cross-entropy over its scored positions, and where it is right."""
+    scored = targets != -100
+    sizes = scored.flatten(1).sum(1).tolist()
+    picked, wanted = logits[scored].float().split(sizes), targets[scored].split(sizes)
+    losses = [nn.functional.cross_entropy(p, w) for p, w in zip(picked, wanted, strict=True)]
+    return losses, [p.detach().argmax(-1) == w for p, w in zip(picked, wanted, strict=True)]
 
 
 def train(
@@ -242,44 +203,164 @@ def train(
     PhaselensError
         For an unknown name or device, an unwritable folder, or a state of another run.
     """
-    plan = recipe(name)
-    plan = dataclasses.replace(plan, steps=steps or plan.steps, batch=batch or plan.batch)
+    plan = _plan(name, steps, batch)
     if start_from is not None:
         plan = dataclasses.replace(plan, lr=plan.lr / 2, warmup=50, records_share=0.0)
-    place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    from hooks.build import build
-    from hooks.checkpoint import load, save
-
-    model = build(name, seed=seed)
+    place = _place(device)
+    model = _build(name, seed, plan)
     if start_from is not None:
+        from hooks.checkpoint import load
+
         _take_weights(model, load(start_from), str(start_from))
     folder = require_writable(out)
-    state = require_writable(folder / "state")
-    if not resume:
-        for path in state.iterdir():
-            path.unlink()
-    model.name, model.task = name if seed == 0 else f"{name}-seed{seed}", plan.task.describe()
+    state = _state_folder(folder, resume)
     began, curve = time.monotonic(), []
     for step, loss, accuracy in fit(
         model.trainable(), plan, seed=seed, device=place, folder=state, progress=progress
     ):
         curve.append([step, round(loss, 4), round(accuracy, 4)])
-    model.eval()
     record = {
-        "command": " ".join(
-            [f"phaselens train {name} --seed {seed} -o {model.name}"]
-            + ([f"--steps {steps}"] if steps else [])
-            + ([f"--batch {batch}"] if batch else [])
-            + ([f"--start-from {start_from}"] if start_from else [])
-        ),
+        "command": _command(name, [seed], model.name, steps, batch)
+        + (f" --start-from {start_from}" if start_from else ""),
+        **_circumstances(plan, seed, place, began),
+        **({"started_from": _origin(start_from)} if start_from else {}),
+        "curve": curve,
+    }
+    _close(model, folder, record, n_per_residue)
+    _drop(state)
+    return folder
+
+
+def train_family(
+    name: str,
+    *,
+    out: str | Path,
+    seeds: Sequence[int],
+    device: str | None = None,
+    resume: bool = True,
+    steps: int | None = None,
+    batch: int | None = None,
+    progress: bool = True,
+    n_per_residue: int = 72,
+) -> list[Path]:
+    """Make several seeds of a zoo model from scratch, side by side in one process.
+
+    Each gives what :func:`train` gives, up to rounding.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`recipe_names`, without an indexer and not of the Hugging Face class.
+    out : path
+        Folder that gets one folder per seed: NAME for seed 0, NAME-seedK for another. The resumable state of
+        them all lives in the first one's ``state`` folder until training ends.
+    seeds : sequence of int
+        Seeds of weights and batches, each once.
+    device, resume, steps, batch, progress, n_per_residue
+        As in :func:`train`.
+
+    Returns
+    -------
+    list of Path
+        The folders, in order of `seeds`, each with config.json, model.safetensors, training.json.
+
+    Raises
+    ------
+    ConfigError
+        For no seed, a seed given twice, or a model that cannot be stacked.
+    PhaselensError
+        As :func:`train` does.
+    """
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={seeds}; valid: one seed or more, each once")
+    if len(seeds) == 1:
+        folder = Path(out) / _name(name, seeds[0])
+        return [
+            train(
+                name, out=folder, seed=seeds[0], device=device, resume=resume, steps=steps, batch=batch,
+                progress=progress, n_per_residue=n_per_residue,
+            )
+        ]  # fmt: skip
+    plan, place = _plan(name, steps, batch), _place(device)
+    family = Family([_build(name, seed, plan) for seed in seeds])
+    folders = [require_writable(Path(out) / model.name) for model in family.models]
+    state = _state_folder(folders[0], resume)
+    began, curves = time.monotonic(), [[] for _ in seeds]
+    for step, losses, accuracies in fit(
+        family, plan, seed=seeds, device=place, folder=state, progress=progress
+    ):
+        for curve, loss, accuracy in zip(curves, losses, accuracies, strict=True):
+            curve.append([step, round(loss, 4), round(accuracy, 4)])
+    command = _command(name, seeds, ".", steps, batch)
+    shared = _circumstances(plan, 0, place, began)
+    for model, folder, seed, curve in zip(family.write_back(), folders, seeds, curves, strict=True):
+        record = {"command": command, **shared, "seed": seed, "seeds": seeds, "curve": curve}
+        _close(model, folder, record, n_per_residue)
+    _drop(state)
+    return folders
+
+
+def _plan(name: str, steps: int | None, batch: int | None) -> Recipe:
+    plan = recipe(name)
+    return dataclasses.replace(plan, steps=steps or plan.steps, batch=batch or plan.batch)
+
+
+def _place(device: str | None) -> torch.device:
+    return require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _name(name: str, seed: int) -> str:
+    return name if seed == 0 else f"{name}-seed{seed}"
+
+
+def _build(name: str, seed: int, plan: Recipe) -> Any:
+    """An untrained model that knows its name and task."""
+    from hooks.build import build
+
+    model = build(name, seed=seed)
+    model.name, model.task = _name(name, seed), plan.task.describe()
+    return model
+
+
+def _state_folder(folder: Path, resume: bool) -> Path:
+    state = require_writable(folder / "state")
+    if not resume:
+        for path in state.iterdir():
+            path.unlink()
+    return state
+
+
+def _drop(state: Path) -> None:
+    for path in state.iterdir():
+        path.unlink()
+    state.rmdir()
+
+
+def _command(name: str, seeds: Sequence[int], out: str, steps: int | None, batch: int | None) -> str:
+    return " ".join(
+        [f"phaselens train {name}", *(f"--seed {seed}" for seed in seeds), f"-o {out}"]
+        + ([f"--steps {steps}"] if steps else [])
+        + ([f"--batch {batch}"] if batch else [])
+    )
+
+
+def _circumstances(plan: Recipe, seed: int, place: torch.device, began: float) -> dict[str, Any]:
+    """What a model's record says about its training, once that has ended."""
+    return {
         "recipe": plan.describe(),
         "seed": seed,
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - began, 1),
-        **({"started_from": _origin(start_from)} if start_from else {}),
-        "curve": curve,
     }
+
+
+def _close(model: Any, folder: Path, record: dict[str, Any], n_per_residue: int) -> None:
+    """Measure a trained model and save it, in fp16 unless that costs accuracy, with its record."""
+    from hooks.checkpoint import save
+
+    model.eval()
     stored = torch.float16
     if n_per_residue:
         record["accuracy_by_phase"], record["accuracy_by_phase_fp16"] = _closing_sweep(model, n_per_residue)
@@ -291,10 +372,6 @@ def train(
     record["stored_as"] = str(stored).removeprefix("torch.")
     save(model, folder, dtype=stored)
     write_json(folder / "training.json", record)
-    for path in state.iterdir():
-        path.unlink()
-    state.rmdir()
-    return folder
 
 
 def _take_weights(model: Any, source: Any, name: str) -> None:
@@ -334,43 +411,3 @@ def _closing_sweep(model: Any, n_per_residue: int) -> tuple[list[float], list[fl
         for name, p in model.named_parameters():
             p.copy_(kept[name])
     return exact, rounded
-
-
-def _fingerprint(recipe: Recipe, seed: int) -> str:
-    return json.dumps({"recipe": recipe.describe(), "seed": seed}, sort_keys=True)
-
-
-def _save_state(model, optimiser, names, folder: Path, recipe: Recipe, seed: int, step: int) -> None:
-    """Weights and optimiser moments in one safetensors file, so that a kill can never pair two steps."""
-    from safetensors.torch import save_file
-
-    tensors = {f"model.{k}": v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    # Parameters that never had a gradient (a hard top-k indexer's) have no moments.
-    for index, state in optimiser.state_dict()["state"].items():
-        for key, value in state.items():
-            tensors[f"adam.{key}.{names[index]}"] = value.detach().cpu().contiguous()
-    with atomic_path(folder / "state.safetensors") as temporary:
-        save_file(tensors, temporary, metadata={"step": str(step), "run": _fingerprint(recipe, seed)})
-
-
-def _resume(model, optimiser, names, folder: Path, recipe: Recipe, seed: int) -> int:
-    """Load an earlier state into model and optimiser and return its step."""
-    from safetensors import safe_open
-
-    path = folder / "state.safetensors"
-    if not path.exists():
-        return 0
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        if metadata["run"] != _fingerprint(recipe, seed):
-            raise CheckpointError(
-                f"{str(path)!r} belongs to another recipe or seed; choose another folder or --no-resume"
-            )
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-    moments: dict[int, dict[str, Tensor]] = {}
-    for index, name in enumerate(names):
-        if f"adam.step.{name}" in tensors:
-            moments[index] = {key: tensors[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-    optimiser.load_state_dict({"state": moments, "param_groups": optimiser.state_dict()["param_groups"]})
-    return int(metadata["step"])

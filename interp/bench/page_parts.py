@@ -153,9 +153,14 @@ def family(bench: dict[str, Any]) -> str:
         "",
         f"- One after the other takes {bench['ratio']:.3g} times the wall time of side by side (CPU time "
         f"{bench['cpu_ratio']:.3g}); largest difference in logits {bench['max_difference']:.1e}.",
-        "",
     ]
-    return "\n".join(lines)
+    if "training_ratio" in bench:
+        lines.append(
+            f"- Training one after the other takes {bench['training_ratio']:.3g} times the wall time of side by side (CPU "
+            f"time {bench['training_cpu_ratio']:.3g}); largest difference of weights after "
+            f"{bench['training_steps'] + 1} steps {bench['training_max_difference']:.1e}."
+        )
+    return "\n".join([*lines, ""])
 
 
 def sweep(bench: dict[str, Any]) -> str:
