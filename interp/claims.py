@@ -59,7 +59,7 @@ def _found_gap(by: np.ndarray, seed: int) -> tuple[Verdict, str]:
     verdict: Verdict = (
         "supported" if p < stats.SIGNIFICANCE else decide(gap, above=math.inf, below=SMALLEST_GAP)
     )
-    return verdict, f"gap {gap} pp, p {number(p, 3)}"
+    return verdict, f"mean {number(float(by.mean()), 1)}%, gap {gap} pp, p {number(p, 3)}"
 
 
 def _phase_gap(model: Measured) -> tuple[Verdict, str]:
@@ -75,6 +75,7 @@ def gap_claim(models: Iterable[Measured]) -> Claim:
         f"supported if otherwise the gap's interval lies below {SMALLEST_GAP:g} pp. The interval is of the gap between the "
         "truly best and the truly worst phase, whichever they are, so it may reach 0 where p is small",
         tuple(Finding(m.name, text, verdict) for m, verdict, text in found),
+        note="Where every prompt is answered there is no gap to see, whatever the heads do (see who specializes, below).",
     )
 
 

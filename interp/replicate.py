@@ -314,9 +314,8 @@ def page(found: Replication, models: Sequence[str] | None = None) -> str:
         "## Claims",
         "",
         'A claim about every model is supported if each finding is, and not supported if one is not; "some" needs one. '
-        "Intervals are 95% each, not corrected for their number unless the rule says so, over prompts "
-        "of the models as trained: another training "
-        "seed is another model.",
+        "Intervals are 95% and tests 5% each, not corrected for their number unless the rule says so, over prompts of the "
+        "models as trained: another training seed is another model.",
         "",
         f"| claim | verdict | findings for / against / undecided at n = {n} |",
         "|---|---|---|",
@@ -324,7 +323,7 @@ def page(found: Replication, models: Sequence[str] | None = None) -> str:
     for claim in found.claims:
         counts = " / ".join(map(str, claim.counts()))
         lines.append(f"| {claim.text} | **{claim.verdict_at(n)}** | {counts} |")
-    lines += ["", f"Not tested here: {'; '.join(UNTESTED)}.", *_run_lines(found)]
+    lines += [*_against(found.claims), "", f"Not tested here: {'; '.join(UNTESTED)}.", *_run_lines(found)]
     for claim in found.claims:
         lines += [
             "",
@@ -342,13 +341,32 @@ def page(found: Replication, models: Sequence[str] | None = None) -> str:
     return "\n".join([*lines, "", *_seeds_note()]) + "\n"
 
 
+def _against(tested: Sequence[Claim]) -> list[str]:
+    """What is not supported, and by which findings; which claims are open, and for want of what."""
+    lines = []
+    for claim in tested:
+        told = {
+            verdict: "; ".join(
+                f"`{f.subject}` ({f.measured})" for f in claim.findings if f.verdict == verdict
+            )
+            for verdict in ("not supported", "undecided")
+        }
+        if claim.verdict != "supported":
+            why = told[claim.verdict]
+            lines.append(
+                f"- **{claim.text}**: {claim.verdict}, because of {why}.{' ' + claim.note if claim.note else ''}"
+            )
+    return ["", "What is not supported or stays open, and why:", "", *lines] if lines else []
+
+
 def _run_lines(found: Replication) -> list[str]:
     lines = [
         "",
         "## Runs",
         "",
         "Accuracy in percent by residue (key position mod 24), as published; gaps between best and worst residue in pp. "
-        'Theirs / ours with [95% interval]; "chance" is our gap if residues meant nothing, "–" undefined. For all: theirs '
+        'Theirs / ours with [95% interval], for gaps that of the true one, whichever residues are best and worst; "chance" '
+        'is our gap if residues meant nothing, each of a prompt for itself; "–" undefined. For all: theirs '
         f"is {load_published(PUBLISHED)['task']}; ours have 4 layers of width 128 with 4 query heads, trained on recall "
         "alone, and answer it for 44 records in 144 positions.",
         "",
@@ -370,6 +388,8 @@ def _seeds_note() -> list[str]:
     gaps = [max(a) - min(a) for a in (run.get("accuracy_by_phase") for run in seeds) if a]
     wide = sum(gap > claims.SMALLEST_GAP for gap in gaps)
     return [
-        f"`w8s8-2kv` was chosen for its gap and heads among {len(gaps)} trained seeds, of which {wide} had a gap above "
-        f"{claims.SMALLEST_GAP:g} pp when they were trained; [the zoo](zoo.md) lists them all."
+        f"`w8s8-2kv` was chosen for its gap and heads among {len(gaps)} trained seeds of one recipe, whose gaps when they "
+        f"were trained ran from {number(min(gaps), 1)} to {number(max(gaps), 1)} pp, {wide} of them above "
+        f"{claims.SMALLEST_GAP:g} pp; [the zoo](zoo.md) lists them all. One model of each other kind is bundled, so what "
+        "another seed would have done there is not known."
     ]

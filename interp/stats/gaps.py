@@ -27,7 +27,7 @@ _RULED_OUT = 0.005
 _ADDED = 4  # prompts added to bounded differences
 _CHUNK = 2_000_000  # pairs of pairs held at once
 _DRAWS = 2000  # of which the 2.5% quantile of a family is known to about 2%
-_FIXED = 64  # pairs tried as the true one of the other model
+_FIXED = 16  # pairs tried as the true one of the other model
 
 
 def paired_bounds(
@@ -168,7 +168,9 @@ def gap_difference_bounds(
         shared = cross[best, second.best] - cross[best, second.worst]
         shared += cross[worst, second.worst] - cross[worst, second.best]
         d = second.mean - first.mean[some, None]  # [pair of first, pair of second]
-        variance = second.variance + first.variance[some, None] - 2 * shared
+        apart = second.variance + first.variance[some, None]
+        variance = apart - 2 * shared
+        variance[variance < 1e-12 * apart] = 0.0  # rounding, where a pair moves alike in both models
         d, error = _mean_and_error(d, variance, n, scale)
         high = np.minimum(high, (d + upper * error).min(axis=0))
         low = min(low, float((d - lower * error).max(axis=1).min()))
@@ -279,11 +281,12 @@ def _together(
     inverse = np.divide(
         1.0, np.sqrt(np.maximum(square, 0)), out=np.zeros_like(square), where=square > 1e-12 * square.max()
     )
-    found = [
-        np.quantile(((family - one[:, None]) * scaled).max(axis=1) / size, 1 - tail)
+    largest = [
+        ((family - one[:, None]) * scaled).max(axis=1) / size
         for one, scaled in zip(fixed.T, inverse, strict=True)
     ]
-    return float(np.clip(max(found), _quantile(tail, n), _quantile(tail / family.shape[1], n)))
+    found = np.quantile(np.array(largest), 1 - tail, axis=1).max()
+    return float(np.clip(found, _quantile(tail, n), _quantile(tail / family.shape[1], n)))
 
 
 def _within(low: float, high: float, scale: float | None) -> tuple[float, float]:
