@@ -1,7 +1,8 @@
 """The paper's claims as tests on results: what is measured, by which interval, and the verdict.
 
-Every rule compares a 95% BCa interval over prompt_ids with a bar. Where all prompts agree such an interval is
-undefined; a value of 0 or 100% then gets the Wilson bound of that many prompts. Undefined decides nothing.
+Every rule compares a 95% interval over prompt_ids with a bar; undefined decides nothing. Gaps and their differences
+have the intervals of :mod:`interp.stats.gaps`, which hold whichever phases are best and worst. Losses have BCa
+intervals, and where all prompts agree on 0 or 100% the Wilson bound of that many prompts.
 """
 
 from __future__ import annotations
@@ -9,119 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
-import xarray as xr
 
 from hooks.errors import StatisticsError
 from interp import stats
 from interp.compare import gap_difference
 from interp.figures.base import number
+from interp.findings import Claim, Finding, Interval, Measured, Verdict, decide
 from interp.specialization import arcs_text, served_arcs
 
 __all__ = [
-    "SMALLEST_GAP", "Claim", "Finding", "Interval", "Measured", "boundary_claim", "closing_claim", "direction_claim",
-    "full_attention_claim", "gap_claim", "heads_claim", "inside_claim", "period_claim", "uncovered_claim",
+    "SMALLEST_GAP", "Change", "Claim", "Finding", "Interval", "Measured", "boundary_claim", "closing_claim", "difference",
+    "direction_claim", "full_attention_claim", "gap_claim", "gap_interval", "heads_claim", "inside_claim", "period_claim",
+    "uncovered_claim",
 ]  # fmt: skip
 
 SMALLEST_GAP = 10.0
 """Percentage points below which a gap counts as none: about half the smallest published one of a chunked model."""
 MOST_PHASES = 3
 """Phases that a specialized unit serves at most."""
-
-Verdict = Literal["supported", "not supported", "undecided"]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The results of one model on one set of prompts."""
-
-    name: str
-    sweep: xr.Dataset
-    knockout: xr.Dataset
-    """With the variables of its specialization."""
-
-    @property
-    def stride(self) -> int:
-        """S; a placebo for full attention."""
-        return int(self.sweep.attrs["stride"])
-
-    @property
-    def chunked(self) -> bool:
-        """Whether the stride is the model's own."""
-        return not self.sweep.attrs.get("placebo", 0)
-
-    @property
-    def correct(self) -> np.ndarray:
-        """[prompt, residue] booleans."""
-        return self.sweep["correct"].values
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A value with its 95% interval, in percentage points or percent."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, bounds: tuple[Any, Any], n: int, level: float = 0.95) -> Interval:
-        """Take BCa bounds; where they are undefined and all of `n` prompts agree on 0 or 100, Wilson's."""
-        low, high = (float(bound) for bound in bounds)
-        if math.isnan(low) and n >= stats.MIN_BOOTSTRAP_PROMPTS and value in (0.0, 100.0):
-            low, high = (100 * float(bound[0]) for bound in stats.wilson([round(n * value / 100)], n, level))
-        return cls(float(value), low, high)
-
-    def __str__(self) -> str:
-        between = "–" if math.isnan(self.low) else f"{number(self.low, 1)}, {number(self.high, 1)}"
-        return f"{number(self.value, 1)} [{between}]"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim tested on one model, or on one pair."""
-
-    subject: str
-    measured: str
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper with its findings."""
-
-    text: str
-    rule: str
-    findings: tuple[Finding, ...]
-    over: Literal["every", "any"] = "every"
-    """Whether it is about every model tested, or says that there is one."""
-
-    def counts(self) -> tuple[int, int, int]:
-        """Findings that are supported, not supported, undecided."""
-        verdicts = [finding.verdict for finding in self.findings]
-        return verdicts.count("supported"), verdicts.count("not supported"), verdicts.count("undecided")
-
-    @property
-    def verdict(self) -> Verdict:
-        """Of every: supported if all are, not supported if one is not; of any, the other way round."""
-        yes, no, _ = self.counts()
-        if self.over == "any":
-            return "supported" if yes else "not supported" if no and no == len(self.findings) else "undecided"
-        return "not supported" if no else "supported" if yes and yes == len(self.findings) else "undecided"
-
-    def verdict_at(self, n_per_residue: int) -> str:
-        """The verdict in words."""
-        return self.verdict + (f" at n = {n_per_residue}" if self.verdict == "undecided" else "")
-
-
-def decide(interval: Interval, *, above: float, below: float | None = None) -> Verdict:
-    """Supported if the interval lies above one bar, not supported if it lies below the other (or the same)."""
-    if interval.low > above:
-        return "supported"
-    return "not supported" if interval.high < (above if below is None else below) else "undecided"
-
 
 _NOT: dict[Verdict, Verdict] = {
     "supported": "not supported", "not supported": "supported", "undecided": "undecided",
@@ -132,47 +40,53 @@ _NOT: dict[Verdict, Verdict] = {
 
 
 def gap_interval(correct: np.ndarray, stride: int, *, seed: int) -> Interval:
-    """Best minus worst phase in percentage points, of [prompt, any multiple of stride]."""
-    low, high = stats.gap_interval(correct, stride, seed=seed)
-    return Interval.of(100 * stats.phase_gap(correct, stride), (100 * low, 100 * high), len(correct))
+    """Best minus worst phase in percentage points, of [prompt, any multiple of stride], whichever they are."""
+    return _gap_of(100 * stats.phase_means(correct, stride), seed)
 
 
-def _gap(model: Measured) -> tuple[Interval, float]:
-    """The phase gap and what it would be if phases meant nothing."""
-    a = model.sweep.attrs
-    gap = Interval.of(a["gap_pp"], (a["gap_pp_low"], a["gap_pp_high"]), len(model.correct))
-    return gap, float(a["null_gap_pp"])
+def _gap_of(by: np.ndarray, seed: int) -> Interval:
+    """The gap of [prompt, phase] in percent."""
+    return Interval(float(np.ptp(by.mean(axis=0))), *stats.gap_bounds(by, scale=100.0, seed=seed))
 
 
-def _has_gap(model: Measured) -> Verdict:
-    gap, null = _gap(model)
-    return decide(gap, above=null, below=SMALLEST_GAP)
+def _gap(model: Measured) -> Interval:
+    return gap_interval(model.correct, model.stride, seed=_seed(model))
 
 
-def _gap_text(gap: Interval, null: float) -> str:
-    return f"gap {gap} pp, by chance {number(null, 1)}"
+def _found_gap(by: np.ndarray, seed: int) -> tuple[Verdict, str]:
+    """Whether [prompt, phase] has a gap, and what was measured."""
+    gap, p = _gap_of(by, seed), stats.gap_test(by, seed=seed)
+    verdict: Verdict = (
+        "supported" if p < stats.SIGNIFICANCE else decide(gap, above=math.inf, below=SMALLEST_GAP)
+    )
+    return verdict, f"mean {number(float(by.mean()), 1)}%, gap {gap} pp, p {number(p, 3)}"
+
+
+def _phase_gap(model: Measured) -> tuple[Verdict, str]:
+    return _found_gap(100 * stats.phase_means(model.correct, model.stride), _seed(model))
 
 
 def gap_claim(models: Iterable[Measured]) -> Claim:
     """Chunked models have a gap."""
+    found = [(m, *_phase_gap(m)) for m in models if m.chunked]
     return Claim(
         "Chunked models have a phase gap",
-        "supported if the gap's interval lies above the gap expected by chance (phase labels permuted within "
-        f"prompts); not supported if it lies below {SMALLEST_GAP:g} pp",
-        tuple(Finding(m.name, _gap_text(*_gap(m)), _has_gap(m)) for m in models if m.chunked),
+        "supported if p < 0.05 that a gap as large would be seen if phases meant nothing (permuted within prompts); not "
+        f"supported if otherwise the gap's interval lies below {SMALLEST_GAP:g} pp. The interval is of the gap between the "
+        "truly best and the truly worst phase, whichever they are, so it may reach 0 where p is small",
+        tuple(Finding(m.name, text, verdict) for m, verdict, text in found),
+        note="Where every prompt is answered there is no gap to see, whatever the heads do (see who specializes, below).",
     )
 
 
 def full_attention_claim(models: Iterable[Measured]) -> Claim:
     """Full attention has none."""
+    found = [(m, *_phase_gap(m)) for m in models if not m.chunked]
     return Claim(
         "Full attention has no phase gap",
         "the rule above, turned round, at a placebo stride",
-        tuple(
-            Finding(m.name, f"{_gap_text(*_gap(m))} (stride {m.stride})", _NOT[_has_gap(m)])
-            for m in models if not m.chunked
-        ),
-    )  # fmt: skip
+        tuple(Finding(m.name, f"{text} (stride {m.stride})", _NOT[verdict]) for m, verdict, text in found),
+    )
 
 
 def period_claim(models: Iterable[Measured]) -> Claim:
@@ -180,6 +94,8 @@ def period_claim(models: Iterable[Measured]) -> Claim:
 
     def finding(m: Measured) -> Finding:
         period, p = int(m.sweep.attrs["period"]), float(m.sweep.attrs["period_p"])
+        if math.isnan(p) or len(m.correct) < stats.MIN_TEST_PROMPTS:
+            return Finding(m.name, f"not tested: {len(m.correct)} prompts per residue", "undecided")
         related = period == 0 or period % m.stride == 0 or m.stride % period == 0
         verdict: Verdict = "supported" if period == m.stride else "undecided" if related else "not supported"
         found = f"period {period}" if period else "no period"
@@ -189,7 +105,7 @@ def period_claim(models: Iterable[Measured]) -> Claim:
         "The period equals the stride, whether or not windows overlap",
         "the period of the log-probability, tested by permutation over candidates 2 to 16; undecided if none is "
         "found, or a divisor of the stride (too few prompts tell the stride from it) or a multiple (5% of samples give "
-        "one); not supported if any other",
+        f"one), or there are under {stats.MIN_TEST_PROMPTS} prompts per residue; not supported if any other",
         tuple(finding(m) for m in models if m.chunked),
     )
 
@@ -199,20 +115,23 @@ def boundary_claim(models: Iterable[Measured]) -> Claim:
 
     def finding(m: Measured) -> Finding:
         by = 100 * stats.phase_means(m.correct, m.stride)  # [prompt, phase]
-
-        def lead(sample: np.ndarray) -> np.ndarray:
-            means = sample.mean(axis=1)
-            return means[..., :-1].min(axis=-1) - means[..., -1]
-
-        lowest = Interval.of(lead(by[None])[0], stats.bca(by, lead, seed=_seed(m)), len(by))
-        worst = int(m.sweep.attrs["worst_phase"])
-        text = f"worst phase {worst}, boundary {m.stride - 1}; lowest other minus boundary {lowest} pp"
-        return Finding(m.name, text, decide(lowest, above=0))
+        lead = by[:, :-1] - by[:, -1:]
+        low, high = stats.paired_bounds(lead, scale=100.0)
+        below = stats.paired_bounds(lead, scale=100.0, family=m.stride - 1)[1] < 0
+        verdict: Verdict = "supported" if (low > 0).all() else "not supported" if below.any() else "undecided"
+        least = int(np.argmin(low))
+        closest = Interval(float(lead.mean(axis=0)[least]), float(low[least]), float(high[least]))
+        text = f"worst phase {int(by.mean(axis=0).argmin())}; phase {least} minus boundary {m.stride - 1}: {closest} pp"
+        if below.any():
+            text += f"; surely below it: {arcs_text(np.append(below, False))}"
+        return Finding(m.name, text, verdict)
 
     return Claim(
         "The worst phase is the boundary phase",
-        "the lowest accuracy at any other phase minus that at phase S−1: supported if its interval lies above 0, "
-        "not supported if below; models with a gap",
+        "paired differences of accuracy, every other phase minus the boundary phase S−1; supported if the 95% intervals of "
+        "all lie above 0 (each must, so none is corrected); not supported if that of some phase lies below 0 when the "
+        "intervals are widened to hold for all S−1 phases at once (Bonferroni). The phase named is the one whose interval "
+        "reaches lowest. Models with a gap",
         tuple(finding(m) for m in _with_gap(models)),
     )
 
@@ -221,10 +140,8 @@ def inside_claim(models: Iterable[Measured]) -> Claim:
     """The gap is not the boundary phase alone."""
 
     def finding(m: Measured) -> Finding:
-        inside = m.correct[:, np.arange(m.correct.shape[1]) % m.stride != m.stride - 1]
-        gap = gap_interval(inside, m.stride - 1, seed=_seed(m))
-        null = 100 * stats.null_gap(inside, m.stride - 1, seed=_seed(m))
-        return Finding(m.name, _gap_text(gap, null), decide(gap, above=null, below=SMALLEST_GAP))
+        verdict, text = _found_gap(100 * stats.phase_means(m.correct, m.stride)[:, :-1], _seed(m))
+        return Finding(m.name, text, verdict)
 
     return Claim(
         "The boundary phase alone does not explain the gap",
@@ -245,54 +162,90 @@ def closing_claim(pairs: Iterable[tuple[Measured, Measured]]) -> Claim:
         tuple(
             Finding(
                 f"{few.name} → {many.name}",
-                f"gap {_gap(few)[0]} → {_gap(many)[0]} pp, difference {_difference(few, many)}",
-                decide(_gap(many)[0], above=SMALLEST_GAP),
+                f"gap {_gap(few)} → {_gap(many)} pp, difference {difference(few, many, _common(few, many))}",
+                decide(_gap(many), above=SMALLEST_GAP),
             )
-            for few, many in pairs if _has_gap(few) == "supported"
+            for few, many in pairs if _phase_gap(few)[0] == "supported"
         ),
     )  # fmt: skip
 
 
-def direction_claim(text: str, published: float, pairs: Iterable[tuple[Measured, Measured]]) -> Claim:
-    """A change moves the gap the way it did in the paper.
+@dataclass(frozen=True)
+class Change:
+    """A change of the model whose effect on the gap is published, with the pairs it can be tested on."""
 
-    Parameters
-    ----------
-    text : str
-        What is changed.
-    published : float
-        The paper's difference of gaps, in percentage points; its sign is tested.
-    pairs : iterable of (Measured, Measured)
-        Without and with the change, on the same prompts.
+    text: str
+    bases: tuple[tuple[str, float], ...]
+    """Published runs without the change and their residue gaps, in percentage points."""
+    changed: tuple[str, float]
+    """The published run with it."""
+    pairs: tuple[tuple[Measured, Measured], ...]
+    """Without and with the change, on the same prompts."""
+    note: str = ""
+    """What else differs between them."""
+
+
+def direction_claim(change: Change) -> Claim:
+    """A change moves the residue gap the way it did in the paper, from whichever of its runs one starts.
+
+    Raises
+    ------
+    StatisticsError
+        If the published differences have different signs, or a pair was measured on different prompts.
     """
-    sign = math.copysign(1.0, published)
+    moved = [change.changed[1] - gap for _, gap in change.bases]
+    signs = {math.copysign(1.0, one) for one in moved}
+    if len(signs) > 1:
+        raise StatisticsError(f"published differences {moved} of {change.text!r}; valid: one direction")
+    sign = signs.pop()
 
     def finding(pair: tuple[Measured, Measured]) -> Finding:
-        found = _difference(*pair)
+        modulus = pair[0].correct.shape[1]
+        gaps = [gap_interval(one.correct, modulus, seed=_seed(one)) for one in pair]
+        found = difference(*pair, modulus)
+        text = f"residue gap {gaps[0]} → {gaps[1]} pp, difference {found}"
+        subject = f"{pair[0].name} → {pair[1].name}"
+        if sign < 0 and _phase_gap(pair[0])[0] != "supported":
+            return Finding(subject, text + "; the first has no gap that could narrow", "undecided")
         turned = Interval(sign * found.value, *sorted((sign * found.low, sign * found.high)))
-        return Finding(
-            f"{pair[0].name} → {pair[1].name}", f"gap difference {found} pp", decide(turned, above=0)
-        )
+        return Finding(subject, text, decide(turned, above=0))
 
+    told = "; ".join(
+        f"“{name}” {number(gap, 1)} → “{change.changed[0]}” {number(change.changed[1], 1)} "
+        f"({number(one, 1, sign=True)} pp)"
+        for (name, gap), one in zip(change.bases, moved, strict=True)
+    )
     return Claim(
-        text,
-        f"the paper's gap differs by {number(published, 1, sign=True)} pp; supported if the interval of our paired "
-        "difference lies on the same side of 0, not supported if on the other",
-        tuple(finding(pair) for pair in pairs),
+        change.text,
+        f"residue gaps on both sides (best minus worst of the key's position mod 24). Published: {told}. Ours: the paired "
+        "difference, with the interval of the true one; supported if it lies on the same side of 0, not supported if on "
+        "the other, undecided if the first model has no phase gap by the first rule that could narrow",
+        tuple(finding(pair) for pair in change.pairs),
+        note=change.note,
     )
 
 
-def _difference(first: Measured, second: Measured) -> Interval:
-    """The second's phase gap minus the first's, in percentage points, prompts drawn for both at once."""
+def difference(first: Measured, second: Measured, stride: int) -> Interval:
+    """The second's gap minus the first's, in percentage points, phases of both counted by `stride`.
+
+    Raises
+    ------
+    StatisticsError
+        If they were measured on different prompts.
+    """
     for name in ("task", "seed"):
         if first.sweep.attrs[name] != second.sweep.attrs[name]:
             raise StatisticsError(
                 f"{first.name} and {second.name} were measured with another {name}; valid: results on the same prompts"
             )
-    stride = math.lcm(first.stride, second.stride)
     tables = np.stack([first.correct, second.correct]).astype(float)
     by = 100 * stats.phase_means(tables, stride).swapaxes(0, 1)
-    return Interval(*gap_difference(by, seed=_seed(first)))
+    return Interval(*gap_difference(by, scale=100.0, seed=_seed(first)))
+
+
+def _common(first: Measured, second: Measured) -> int:
+    """A stride by which the phases of both can be counted."""
+    return math.lcm(first.stride, second.stride)
 
 
 # --------------------------------------------------------------------------- heads
@@ -395,7 +348,7 @@ def _could_be_short(sure: np.ndarray, maybe: np.ndarray) -> bool:
 
 
 def _with_gap(models: Iterable[Measured]) -> list[Measured]:
-    return [m for m in models if m.chunked and _has_gap(m) == "supported"]
+    return [m for m in models if m.chunked and _phase_gap(m)[0] == "supported"]
 
 
 def _seed(model: Measured) -> int:

@@ -65,7 +65,8 @@ def grid(
     One results file a cell. Killed, it goes on when called again; called twice at
     once, no cell is computed twice. A file that is damaged, or of other weights,
     task or settings, is made again. Writes summary.csv; a cell that fails does not
-    stop the others, and makes the exit code 2.
+    stop the others, and makes the exit code 2. Of several shards, the last to finish
+    writes the summary of all.
 
     Example: phaselens grid tiny w8s8-2kv --seed 0 --seed 1 -o runs/grid
     """
@@ -91,7 +92,9 @@ def grid(
     found = grids.run_grid(
         chosen, out, load=_loader(device), part=part, dry_run=dry_run, memory=budget, tell=_tell
     )
-    summary = None if dry_run else grids.write_summary(found, out)
+    summary = None
+    if not dry_run:
+        found, summary = grids.finish(found, out, load=_loader(device)), out / grids.SUMMARY
     if json:
         cli_run.print_json({"cells": [one.row() for one in found], "summary": summary})
     else:
@@ -104,7 +107,9 @@ def replicate(
     out: Annotated[Path, Parameter(name=["--out", "-o"], help="Folder of page, tables and results.")] = Path(
         "reports/replication"
     ),
-    n_per_residue: _PerResidue = 64,
+    n_per_residue: Annotated[
+        int | None, Parameter(validator=_positive, help="Prompts per residue; 64 if left out.")
+    ] = None,
     quick: Annotated[bool, Parameter(help="12 prompts per residue; many verdicts stay undecided.")] = False,
     seed: Annotated[
         int, Parameter(validator=_natural, help="Seed of the prompts; 10000 or more to confirm.")
@@ -129,6 +134,10 @@ def replicate(
 
     Example: phaselens replicate -o reports/replication
     """
+    if quick and n_per_residue is not None:
+        raise PhaselensError(
+            f"--quick and --n-per-residue {n_per_residue} were given; valid: one of them (quick means 12 per residue)"
+        )
     budget = parse_bytes(memory)
     from interp import cli_run
     from interp import replicate as replication
@@ -136,7 +145,7 @@ def replicate(
     found = replication.replicate(
         out,
         models=model,
-        n_per_residue=12 if quick else n_per_residue,
+        n_per_residue=12 if quick else n_per_residue or 64,
         seed=seed,
         padding=padding,
         load=_loader(device),

@@ -55,7 +55,7 @@ def compare(
         ``change change_pp (phase)``, second minus first, of the log-probability (nats) and of the accuracy
         (percentage points), with BCa intervals ``_low _high`` over prompt_ids. Attributes ``gap_pp`` and
         ``gap_nats``, one value a model; ``widening_pp`` and ``widening_nats``, the second's gap minus the
-        first's, with ``_low _high`` from resampling prompt_ids for both at once.
+        first's, with ``_low _high`` of :func:`gap_difference`.
 
     Raises
     ------
@@ -64,8 +64,8 @@ def compare(
 
     Notes
     -----
-    A gap is best minus worst phase of the mean, biased upward in both models; of their difference the bias is
-    only what the two do not share. Where accuracy is at its ceiling the gap in nats is the one to read.
+    A gap is best minus worst phase of the mean, biased upward in both models, and not alike: the interval of the
+    widening allows for it. Where accuracy is at its ceiling the gap in nats is the one to read.
     """
     if first.cfg.d_vocab != second.cfg.d_vocab:
         raise StatisticsError(
@@ -93,21 +93,20 @@ def compare(
         modulus=task.modulus, n_per_residue=n_per_residue, query_position=prompts.query_position,
     )  # fmt: skip
     for name, unit, scale, change in (
-        ("correct", "pp", 100.0, "change_pp"), ("logprob", "nats", 1.0, "change"),
+        ("correct", "pp", 100.0, "change_pp"), ("logprob", "nats", None, "change"),
     ):  # fmt: skip
-        by = scale * stats.phase_means(tables[name], step).swapaxes(0, 1)  # [prompt, model, phase]
-        gaps = _gaps(by[None])[0]
-        widening, low, high = gap_difference(by, seed=seed)
+        by = (scale or 1.0) * stats.phase_means(tables[name], step).swapaxes(0, 1)  # [prompt, model, phase]
+        widening, low, high = gap_difference(by, scale=scale, seed=seed)
         data |= _with_interval(change, by[:, 1] - by[:, 0], seed)
         attrs |= {
-            f"gap_{unit}": gaps.tolist(),
+            f"gap_{unit}": np.ptp(by.mean(axis=0), axis=-1).tolist(),
             f"widening_{unit}": widening,
             f"widening_{unit}_low": low,
             f"widening_{unit}_high": high,
         }
         data["accuracy" if name == "correct" else "mean_logprob"] = (
             ("model", "phase"),
-            by.mean(axis=0) / scale,
+            by.mean(axis=0) / (scale or 1.0),
         )
     return xr.Dataset(
         data,
@@ -120,29 +119,26 @@ def compare(
 
 
 def gap_difference(
-    by: Float[np.ndarray, "prompt model phase"], *, seed: int = 0
+    by: Float[np.ndarray, "prompt model phase"], *, scale: float | None = None, seed: int = 0
 ) -> tuple[float, float, float]:
-    """The second model's gap minus the first's, with its BCa interval (low, high).
+    """The second model's gap minus the first's, with the 95% interval (low, high) of the true difference.
 
     Parameters
     ----------
     by : array [prompt, model, phase]
         Means of the two models by prompt_id and phase, on the same prompts, in any unit.
+    scale : float, optional
+        The largest possible gap: 1 for accuracies, 100 for percent; None for log-probabilities.
     seed : int
-        Of the resampling, which draws a prompt_id for both models at once.
+        Of the draws behind the interval.
+
+    Notes
+    -----
+    The gaps of two flat models of accuracy 0.5 and 1.0 differ by chance alone; :func:`stats.gap_difference_bounds`
+    holds 0 there, and holds the truth whichever phases are best and worst in either model.
     """
-    low, high = stats.bca(by, _widening, seed=seed)
-    return float(_widening(by[None])[0]), float(low), float(high)
-
-
-def _gaps(sample: np.ndarray) -> np.ndarray:
-    """Best minus worst phase of [resample, prompt, model, phase], by model."""
-    return np.ptp(sample.mean(axis=1), axis=-1)
-
-
-def _widening(sample: np.ndarray) -> np.ndarray:
-    gaps = _gaps(sample)
-    return gaps[..., 1] - gaps[..., 0]
+    gaps = np.ptp(by.mean(axis=0), axis=-1)
+    return float(gaps[1] - gaps[0]), *stats.gap_difference_bounds(by, scale=scale, seed=seed)
 
 
 def _with_interval(name: str, change: np.ndarray, seed: int) -> dict[str, Any]:

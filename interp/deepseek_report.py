@@ -16,6 +16,7 @@ import xarray as xr
 
 from interp import engine, results, stats
 from interp.audit import audit
+from interp.compare import gap_difference
 from interp.engine import Variant
 from interp.knockout import effects
 from interp.phases import fold
@@ -106,20 +107,15 @@ def branch_effects(
         tables, chosen, position=fold(prompts.target_position, task.modulus), stride=stride, attrs=attrs
     )
     by = 100 * stats.phase_means(tables["correct"].astype(float), stride)  # [1 + unit, prompt, phase]
-    low, high = stats.bca(by.swapaxes(0, 1), _gap_changes, seed=seed, n_resamples=1000)
-    gaps = np.ptp(by.mean(axis=1), axis=-1)
-    return found.assign(
-        gap_pp=("unit", gaps[1:]),
-        gap_change=("unit", gaps[1:] - gaps[0]),
-        gap_change_low=("unit", low),
-        gap_change_high=("unit", high),
+    changes = np.array(
+        [gap_difference(np.stack([by[0], one], axis=1), scale=100.0, seed=seed) for one in by[1:]]
     )
-
-
-def _gap_changes(sample: np.ndarray) -> np.ndarray:
-    """Gap of every unit minus the intact one, of [resample, prompt, 1 + unit, phase]."""
-    gaps = np.ptp(sample.mean(axis=1), axis=-1)
-    return gaps[:, 1:] - gaps[:, :1]
+    return found.assign(
+        gap_pp=("unit", np.ptp(by[1:].mean(axis=1), axis=-1)),
+        gap_change=("unit", changes[:, 0]),
+        gap_change_low=("unit", changes[:, 1]),
+        gap_change_high=("unit", changes[:, 2]),
+    )
 
 
 def measure(n: int, *, seed: int, device: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from interp import results
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["VERBS", "Cell", "Outcome", "cells", "run_grid", "shard", "write_summary"]
+__all__ = ["VERBS", "Cell", "Outcome", "cells", "finish", "run_grid", "shard", "write_summary"]
 
 VERBS = ("knockout", "sweep", "gates")
 """What can be a cell, in the order in which it is made."""
@@ -191,6 +191,33 @@ def run_grid(
     for cell in [cell for cell, outcome in found.items() if outcome.state == "busy"]:
         found[cell] = grid.settle(cell, True)
     return [found[cell] for cell in all_cells]
+
+
+def finish(outcomes: Sequence[Outcome], out: Path, *, load: Loader) -> list[Outcome]:
+    """Look once more at what others were making, and write ``summary.csv``; one process at a time.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+        Of :func:`run_grid`.
+    out, load
+        As there.
+
+    Returns
+    -------
+    list of Outcome
+        The same, cells that are there by now as done. Whichever shard or process is the last to finish sees, and
+        writes, all of them.
+    """
+    require_writable(out / LOCKS)
+    grid = _Grid(out, load, True, _MEMORY, lambda _: None)
+    with FileLock(out / LOCKS / SUMMARY):
+        found = []
+        for old in outcomes:
+            new = grid.settle(old.cell, False) if old.state in ("busy", "elsewhere") else old
+            found.append(new if new.state == "done" else old)
+        write_summary(found, out)
+    return found
 
 
 def write_summary(outcomes: Sequence[Outcome], out: Path) -> Path:

@@ -154,9 +154,10 @@ def _compared(pairs: Sequence[xr.Dataset], every: int) -> list[str]:
             cells.append(_interval([a[f"widening_{unit}{end}"] for end in _ENDS], digits))
         rows.append([*cells, _each(one["change"].values, 3)])
     return [
-        "Widening is the gap of the second model minus that of the first on the same prompts; an interval that holds 0 "
-        "supports no difference. Between a phase that is always and one that is never right the gap cannot widen in pp, "
-        f"only in nats. The last column is the mean change of log p. With {every} picks every entry is attended.",
+        "Widening is the gap of the second model minus that of the first on the same prompts; its interval is that of the "
+        "true difference, whichever phases are best and worst, and one that holds 0 supports no difference. Between a "
+        "phase that is always and one that is never right the gap cannot widen in pp, only in nats. The last column is the "
+        f"mean change of log p. With {every} picks every entry is attended.",
         "",
         *_table(
             ["first", "second", "prompts", "accuracy (%) by phase", "gaps (pp)", "widening (pp)", "gaps (nats)",

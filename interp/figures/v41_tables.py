@@ -54,8 +54,9 @@ def compare_table(found: xr.Dataset) -> RenderableType:
         by.add_row(str(int(phase)), *cells)
     names = [str(name) for name in found["model"].values]
     lines = [
-        f"First: {names[0]}; second: {names[1]}; the same {found['correct'][0].size} prompts, resampled for both at "
-        "once. An interval that holds 0 supports no difference."
+        f"First: {names[0]}; second: {names[1]}; the same {found['correct'][0].size} prompts, paired. The interval of "
+        "the widening is of the true difference, whichever phases are best and worst. One that holds 0 supports no "
+        "difference."
     ]
     why = "too few prompts, or all change alike" if undefined else ""
     return Group(

@@ -16,6 +16,7 @@ from interp.stats._data import (
     unanswered,
 )
 from interp.stats.controls import CONFIRMATORY_SEED, discover_confirm, placebo_strides
+from interp.stats.gaps import gap_bounds, gap_difference_bounds, gap_test, paired_bounds
 from interp.stats.intervals import bca, family_interval, gap_interval, phase_intervals, wilson
 from interp.stats.period import (
     CANDIDATES,
@@ -53,8 +54,12 @@ __all__ = [
     "effect_test",
     "family_interval",
     "find_period",
+    "gap_bounds",
+    "gap_difference_bounds",
     "gap_interval",
+    "gap_test",
     "null_gap",
+    "paired_bounds",
     "period_label",
     "period_of_counts",
     "phase_gap",

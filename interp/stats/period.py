@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from hooks.errors import StatisticsError
 from interp.rng import numpy_rng
-from interp.stats._data import SIGNIFICANCE, table
+from interp.stats._data import MIN_TEST_PROMPTS, SIGNIFICANCE, table
 
 __all__ = ["CANDIDATES", "Period", "candidates_for", "find_period", "period_label", "period_of_counts"]
 
@@ -30,9 +30,10 @@ class Period(NamedTuple):
     """A period and how sure it is."""
 
     period: int
-    """0 when p > 0.05."""
+    """0 when p > 0.05, or undefined."""
     p: float
-    """Permutation p of the best candidate, adjusted for looking at all of them."""
+    """Permutation p of the best candidate, adjusted for looking at all of them; NaN below ``MIN_TEST_PROMPTS``
+    prompt_ids."""
     scores: dict[int, float]
     """Adjusted between-class variance by candidate: 1 explains all, 0 nothing; NaN where untestable."""
 
@@ -106,7 +107,8 @@ def find_period(
     Returns
     -------
     Period
-        ``period``, ``p`` and ``scores``.
+        ``period``, ``p`` and ``scores``. Rows of one prompt_id are no sample of prompts: below
+        ``MIN_TEST_PROMPTS`` prompt_ids p is NaN and the period 0, which says nothing.
 
     Raises
     ------
@@ -129,6 +131,7 @@ def find_period(
     permuted freely within classes.
     """
     array = np.asarray(values, dtype=float)
+    few = array.ndim == 2 and array.shape[0] < MIN_TEST_PROMPTS
     if array.ndim == 1:
         array = array[None]
     array = table(array, axes="[prompt, residue] or [row]")
@@ -144,6 +147,8 @@ def find_period(
     classes = _Classes(positions, candidates, freedom=array.size - len(array))
     total = float((centred**2).sum())
     observed = classes.scores(centred.reshape(1, -1), total)[0]
+    if few:
+        return Period(0, float("nan"), classes.all_scores(observed))
     rng = numpy_rng(seed, "period")
     largest = []
     step = max(1, _CHUNK // array.size)

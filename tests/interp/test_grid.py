@@ -21,7 +21,7 @@ from hooks.errors import CheckpointError, PhaselensError
 from interp import cli_run, grid, results
 from interp.cli import main
 from interp.cli_grid import _part
-from interp.grid import LOCKS, Cell, cells, run_grid, shard, write_summary
+from interp.grid import LOCKS, Cell, Outcome, cells, finish, run_grid, shard, write_summary
 
 N = 2  # prompts per residue; tiny has 12 residues
 
@@ -214,6 +214,23 @@ def test_dry_run_and_shards_touch_nothing_that_is_not_theirs(tmp_path, capsys):
     assert main([*line.split(), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert (out.count("to make"), out.count("done")) == (1, 1)
+
+
+def test_the_last_of_the_shards_writes_the_summary_of_all(tmp_path):
+    chosen = cells(["tiny"], verbs=["knockout"], seeds=[0, 1], n_per_residue=N)
+    parts = [run_grid(chosen, tmp_path, load=load, part=(index, 2)) for index in range(2)]
+    assert states(parts[0]) == ["made", "elsewhere"]
+    (tmp_path / chosen[1].file).rename(tmp_path / "away")  # the first ends while the second is still at work
+    assert states(finish(parts[0], tmp_path, load=load)) == ["made", "elsewhere"]
+    (tmp_path / "away").rename(tmp_path / chosen[1].file)
+    assert states(finish(parts[1], tmp_path, load=load)) == ["done", "made"]
+    busy = [parts[0][0], Outcome(chosen[1], "busy", "another process is making it")]
+    for late in (parts[0], busy):  # or, of two that do the same, the one that waited ends last
+        found = finish(late, tmp_path, load=load)
+        assert states(found) == ["made", "done"]
+        rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
+        assert [row["state"] for row in rows] == ["made", "done"]
+        assert all(row["selective_units"] for row in rows)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

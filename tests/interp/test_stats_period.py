@@ -82,6 +82,18 @@ def test_flat_data_have_no_period_over_500_samples():
     assert flat_periods(500, n_prompts=64) <= scipy_stats.binom.ppf(0.975, 500, 0.05)
 
 
+def test_rows_of_a_few_prompts_are_no_sample_of_prompts():
+    rng = np.random.default_rng(6)
+    t = positions(6, rng)
+    values = (t % 8 == 7) + 0.1 * rng.normal(size=t.shape)
+    assert find_period(values, t, n_permutations=99).period == 8
+    for few in (1, 5):
+        found = find_period(values[:few], t[:few], n_permutations=99)
+        assert found.period == 0
+        assert np.isnan(found.p)
+        assert max(found.scores, key=lambda c: found.scores[c]) % 8 == 0  # what it looks like is still told
+
+
 def test_values_without_variation_have_no_period():
     found = find_period(np.ones((8, 24)), positions(8, np.random.default_rng(0)))
     assert (found.period, found.p) == (0, 1.0)
