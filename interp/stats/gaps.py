@@ -24,7 +24,7 @@ __all__ = ["gap_bounds", "gap_difference_bounds", "gap_test", "paired_bounds"]
 
 _RULED_OUT = 0.005
 """Chance, over all phases of a model, of ruling out its truly best or worst one."""
-_ADDED = 4  # prompts added to bounded differences
+_ADDED = 4  # rows added to bounded differences
 _CHUNK = 2_000_000  # pairs of pairs held at once
 _DRAWS = 2000  # of which the 2.5% quantile of a family is known to about 2%
 _FIXED = 16  # pairs tried as the true one of the other model
@@ -63,7 +63,8 @@ def paired_bounds(
     n = len(d)
     if n < MIN_BOOTSTRAP_PROMPTS:
         return np.full(d.shape[1:], np.nan), np.full(d.shape[1:], np.nan)
-    mean, error = _mean_and_error(d.mean(axis=0), d.var(axis=0), n, scale)
+    added = None if scale is None else _Added(_ADDED, scale)
+    mean, error = _mean_and_error(d.mean(axis=0), d.var(axis=0), n, added)
     reach = _quantile((1 - level) / 2 / family, n) * error
     defined = (error > 1e-12 * (1 + np.abs(mean))) | (scale is not None)
     limit = np.inf if scale is None else scale
@@ -81,7 +82,7 @@ def gap_bounds(
     by : array [prompt, phase]
         Means by prompt_id and phase.
     scale, level
-        As in :func:`paired_bounds`.
+        As in :func:`paired_bounds`; the four are rows here, and a prompt with several rows a phase is worth more.
     seed : int
         Of the draws that give the corrected quantile.
 
@@ -99,10 +100,11 @@ def gap_bounds(
     n, phases = array.shape
     if n < MIN_BOOTSTRAP_PROMPTS or phases < 2:
         return float("nan"), float("nan")
-    pairs = _pairs(array, scale)
-    d, error = _mean_and_error(pairs.mean, pairs.variance, n, scale)
+    added = _added(array, scale)
+    pairs = _pairs(array, added)
+    d, error = _mean_and_error(pairs.mean, pairs.variance, n, added)
     tail = (1 - level) / 2
-    drawn, size = _drawn(array, 0.0 if scale is None else _ADDED * scale**2 / 2, seed)
+    drawn, size = _drawn(array, 0.0 if added is None else added.prompts * added.size**2 / 2, seed)
     together = _together(
         drawn[:, pairs.best] - drawn[:, pairs.worst], np.zeros((_DRAWS, 1)), size, tail=tail, n=n
     )
@@ -152,8 +154,10 @@ def gap_difference_bounds(
         raise StatisticsError(f"{models} models were given; valid: two, [prompt, 2, phase]")
     if n < MIN_BOOTSTRAP_PROMPTS or phases < 2:
         return float("nan"), float("nan")
-    first, second = _pairs(array[:, 0], scale), _pairs(array[:, 1], scale)
-    drawn, size = _drawn(array.reshape(n, -1), 0.0 if scale is None else _ADDED * scale**2 / 4, seed)
+    added = _added(array, scale)
+    first, second = _pairs(array[:, 0], added), _pairs(array[:, 1], added)
+    noise = 0.0 if added is None else added.prompts * added.size**2 / 4
+    drawn, size = _drawn(array.reshape(n, -1), noise, seed)
     theirs = drawn[:, first.best] - drawn[:, first.worst]
     ours = drawn[:, phases + second.best] - drawn[:, phases + second.worst]
     tail = (1 - level) / 2
@@ -171,7 +175,7 @@ def gap_difference_bounds(
         apart = second.variance + first.variance[some, None]
         variance = apart - 2 * shared
         variance[variance < 1e-12 * apart] = 0.0  # rounding, where a pair moves alike in both models
-        d, error = _mean_and_error(d, variance, n, scale)
+        d, error = _mean_and_error(d, variance, n, added)
         high = np.minimum(high, (d + upper * error).min(axis=0))
         low = min(low, float((d - lower * error).max(axis=1).min()))
     return _within(low, float(high.max()), scale)
@@ -219,13 +223,36 @@ class _Pairs(NamedTuple):
     variance: Float[np.ndarray, " pair"]
 
 
-def _pairs(by: Float[np.ndarray, "prompt phase"], scale: float | None) -> _Pairs:
+class _Added(NamedTuple):
+    """Prompts added to differences, half of them with the largest one and half with its opposite."""
+
+    prompts: float
+    size: float
+
+
+def _added(by: Float[np.ndarray, "prompt ..."], scale: float | None) -> _Added | None:
+    """Four rows, counted as the part of a prompt that a row is worth.
+
+    A prompt has several rows a phase. Where they agree, four rows are four prompts; where they are independent, four of
+    c rows a prompt are 4/c. What they are worth is the spread between prompts over what it would be with one row each,
+    the design effect by which Korn & Graubard (1998) count a clustered sample; one row that agrees is added to both, so
+    that a handful of wrong answers does not pass for independence.
+    """
+    if scale is None:
+        return None
+    share = by.reshape(len(by), -1) / scale
+    mean = share.mean(axis=0)
+    between, single = len(by) * share.var(axis=0).sum(), len(by) * (mean * (1 - mean)).sum()
+    return _Added(_ADDED * min(1.0, float((between + 1) / (single + 1))), scale)
+
+
+def _pairs(by: Float[np.ndarray, "prompt phase"], added: _Added | None) -> _Pairs:
     n, phases = by.shape
     mean, covariance = by.mean(axis=0), np.cov(by.T, bias=True)
     spread = np.diag(covariance)
     difference = mean[:, None] - mean  # [i, j]
     variance = spread[:, None] + spread - 2 * covariance
-    d, error = _mean_and_error(difference, variance, n, scale)
+    d, error = _mean_and_error(difference, variance, n, added)
     above = d - _quantile(_RULED_OUT / (phases * (phases - 1)), n) * error > 0
     best, worst = np.flatnonzero(~above.any(axis=0)), np.flatnonzero(~above.any(axis=1))
     i, j = (each.ravel() for each in np.meshgrid(best, worst, indexing="ij"))
@@ -239,14 +266,14 @@ def _likely(pairs: _Pairs) -> Int[np.ndarray, " pair"]:
 
 
 def _mean_and_error(
-    mean: np.ndarray, variance: np.ndarray, n: int, scale: float | None
+    mean: np.ndarray, variance: np.ndarray, n: int, added: _Added | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and its standard error, of n differences and, with a scale, four more: the largest and its opposite, twice."""
-    if scale is None:
+    """Mean and its standard error, of n differences and those that are added."""
+    if added is None:
         return mean, np.sqrt(np.maximum(variance, 0) / (n - 1))
-    total = n + _ADDED
+    total = n + added.prompts
     moved = n / total * mean
-    square = (n * (np.maximum(variance, 0) + mean**2) + _ADDED * scale**2) / total
+    square = (n * (np.maximum(variance, 0) + mean**2) + added.prompts * added.size**2) / total
     return moved, np.sqrt((square - moved**2) / (total - 1))
 
 
