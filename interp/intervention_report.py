@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import xarray as xr
 
 from interp import results, stats
@@ -107,7 +108,7 @@ def _controls(found: dict[str, xr.Dataset]) -> list[str]:
     """Spreads over phases of a model without phases beside those of its controls, and what they say, in words."""
     if not found:
         return []
-    rows, above, larger = [], [], []
+    rows, above, larger, controls = [], [], [], []
     for name, one in found.items():
         spread = one["spread"].max("unit")
         for control in one["control"].values:
@@ -116,7 +117,9 @@ def _controls(found: dict[str, xr.Dataset]) -> list[str]:
                 name, str(control), f"{float(cell['spread'].max()):.3f}", f"{float(cell['null_spread'].max()):.3f}",
                 f"{100 * float(cell['exceeds'].mean()):.0f}",
             ])  # fmt: skip
-        if one["exceeds"].sel(control="own").any():
+        passed = one["exceeds"].any("unit")
+        controls += passed.drop_sel(control="own").values.tolist()
+        if passed.sel(control="own"):
             above.append(name)
         if float(spread.sel(control="own")) > float(spread.drop_sel(control="own").max()):
             larger.append(name)
@@ -138,6 +141,12 @@ def _controls(found: dict[str, xr.Dataset]) -> list[str]:
         ": that comparison alone would not clear the model, and it is by the permuted phases that its effects are within "
         "chance." if larger and not above else "."
     )  # fmt: skip
+    if above:
+        chance = scipy.stats.binom.sf(len(above) - 1, len(found), 0.05)
+        told += (
+            f" By chance alone {len(above)} or more of {len(found)} runs pass a bar of 95% with probability {chance:.2f}; of "
+            f"the controls, which cannot have phases, {sum(controls)} of {len(controls)} did."
+        )
     return [
         f"{one.attrs['model']}, which has no stride, measured at stride {one.attrs['stride']}. The bar of a run is what "
         "95% of permutations of phases within prompts stay below.", "", *_table(head, rows), "", told, "",

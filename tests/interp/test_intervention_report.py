@@ -171,6 +171,9 @@ def test_controls_are_told_in_words(own, exceeds, said):
     text = page(parts(flat, flat, np.full((4, 2, 3), np.nan)), [False, False], runs)
     assert f"At its own stride no unit is above the bar {said}" in text
     assert f"| knockout, seed 1 | own | {own:.3f} | 0.026 | {50 * exceeds} |" in text
+    # 1 − 0.95² is the chance that one of two runs passes.
+    chance = "1 or more of 2 runs pass a bar of 95% with probability 0.10; of the controls, which cannot have phases, 0 of 4"
+    assert (chance in text) == exceeds
 
 
 def test_without_a_specialised_head_there_is_no_verdict():
