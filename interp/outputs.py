@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "MANIFEST", "check_writable", "output_folder", "to_plain", "write_json"]
 
 MANIFEST = "report.json"
-"""What lists the files of a report; the last to be written."""
+"""What a report says of itself and its files; the last of them to be written."""
 FILES = "files.json"
-"""What lists the files of other runs."""
+"""What lists the files of other runs; likewise."""
+MADE_BY = "phaselens"
 _PER_PROMPT = "prompt"
 
 
@@ -33,15 +35,15 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     The folder is made at once, so that one that cannot be written is found before any work is done. On an
     error nothing is left behind, folders made on the way included.
 
-    A run is there whole or not at all: each is listed, a report in ``report.json``, others in ``files.json``, and
-    where this one replaces a file of an earlier run, that run's other files are removed, so that no result of one
-    seed stands beside a control of another. Runs that share no file stay side by side; files that nothing lists
-    stay.
+    A run is there whole or not at all: each lists its files with their digests, a report in its ``report.json``,
+    others in ``files.json``, and where this one replaces a file of an earlier run, that run's other files are
+    removed, so that no result of one seed stands beside a control of another. Runs that share no file stay side by
+    side; what is not listed, was changed since, or lies behind a link is never removed.
 
     Raises
     ------
     CheckpointError
-        If the folder cannot be made or written.
+        If the folder cannot be made or written, or holds another program's ``files.json``.
     """
     target = Path(path).expanduser().absolute()
     made: list[Path] = []
@@ -54,6 +56,7 @@ def output_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                 made.append(folder)
         if target.is_dir():
             _probe(target)
+            _runs(target)
         staging = target.parent / f".{target.name}.{secrets.token_hex(4)}"
         staging.mkdir()
     except OSError as error:
@@ -100,38 +103,100 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def _publish(staging: Path, target: Path) -> None:
     new = {file.relative_to(staging) for file in staging.rglob("*") if file.is_file()}
-    earlier = _runs(target)
-    stale = {file for run in earlier if run & new for file in run} - new
-    kept = [run for run in earlier if not run & new and Path(MANIFEST) not in run]
-    own = [] if Path(MANIFEST) in new else [new]
-    if kept or own:
-        runs = [sorted(file.as_posix() for file in run) for run in (*kept, *own)]
-        write_json({"runs": runs}, staging / FILES)
-    elif (target / FILES).is_file():
-        stale.add(Path(FILES))
+    _require_room(target, new)
+    report, others = _report(target), _runs(target)
+    kept = [run for run in others if not run.keys() & new]
+    gone = [run for run in (report, *others) if run.keys() & new]
+    own = {file: _digest(staging / file) for file in sorted(new)}
+    if Path(MANIFEST) in new:
+        told = json.loads((staging / MANIFEST).read_text(encoding="utf-8"))
+        write_json({**told, "made_by": MADE_BY, "digests": _named(own)}, staging / MANIFEST)
+    else:
+        kept.append(own)
+    if kept:
+        write_json({"made_by": MADE_BY, "runs": [_named(run) for run in kept]}, staging / FILES)
     if not target.exists():
         staging.rename(target)
         return
-    for file in stale:
-        with contextlib.suppress(OSError):
-            (target / file).unlink()
-            _remove_empty([target / folder for folder in reversed(file.parents[:-1])])
-    # The manifest last: whoever sees it finds everything that it lists.
-    written = [file.relative_to(staging) for file in staging.rglob("*") if file.is_file()]
-    for relative in sorted(written, key=lambda file: (file in (Path(MANIFEST), Path(FILES)), file)):
+    # What lists files goes first and comes last: whoever sees a manifest finds everything that it lists.
+    (target / FILES).unlink(missing_ok=True)
+    if Path(MANIFEST) in new or report in gone:
+        (target / MANIFEST).unlink(missing_ok=True)
+    for run in gone:
+        for file, digest in run.items():
+            if file not in new:
+                _remove(target, file, digest)
+    last = (Path(MANIFEST), Path(FILES))
+    written = new | ({Path(FILES)} if kept else set())
+    for relative in sorted(written, key=lambda file: (file in last, file)):
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         (staging / relative).replace(target / relative)
 
 
-def _runs(folder: Path) -> list[set[Path]]:
-    """Files of each earlier run that a manifest in the folder lists; never anything outside of the folder."""
-    listed: list[list[str]] = []
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        listed += json.loads((folder / FILES).read_text(encoding="utf-8"))["runs"]
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        listed.append([*json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"], MANIFEST])
-    runs = [{Path(name) for name in names} for names in listed]
-    return [{path for path in run if not path.is_absolute() and ".." not in path.parts} for run in runs]
+def _named(run: dict[Path, str]) -> dict[str, str]:
+    return {file.as_posix(): digest for file, digest in run.items() if file != Path(MANIFEST)}
+
+
+def _report(folder: Path) -> dict[Path, str]:
+    """Files of the report in a folder, with the digest each had; nothing if its ``report.json`` is not ours."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if told["made_by"] == MADE_BY:
+            found = {Path(str(name)): str(digest) for name, digest in told["digests"].items()}
+            return {**found, Path(MANIFEST): _digest(folder / MANIFEST)}
+    return {}
+
+
+def _runs(folder: Path) -> list[dict[Path, str]]:
+    """Files of each other run, with the digest each had.
+
+    Raises
+    ------
+    CheckpointError
+        If what should list them is another program's, or damaged: nothing is guessed, and nothing overwritten.
+    """
+    path = folder / FILES
+    if not path.exists() and not path.is_symlink():
+        return []
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["made_by"] != MADE_BY:
+            raise ValueError
+        return [{Path(str(name)): str(digest) for name, digest in run.items()} for run in told["runs"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"{path} was not made by {MADE_BY} or is damaged; choose another folder with -o, or move that file away"
+        ) from None
+
+
+def _require_room(target: Path, new: set[Path]) -> None:
+    """Raise, before anything is changed, where a folder stands in a file's place or a file in a folder's."""
+    for file in sorted(new):
+        blocked = [file] if (target / file).is_dir() else []
+        blocked += [parent for parent in file.parents[:-1] if (target / parent).is_file()]
+        if blocked:
+            kind = "folder" if blocked[0] == file else "file"
+            raise CheckpointError(
+                f"cannot write {target / file}: {target / blocked[0]} is a {kind}; move it away, or choose another "
+                "folder with -o"
+            )
+
+
+def _remove(folder: Path, file: Path, digest: str) -> None:
+    """Delete a file that an earlier run left as it is now; never one outside the folder or behind a link."""
+    path = folder / file
+    inside = not file.is_absolute() and ".." not in file.parts
+    if not inside or any((folder / part).is_symlink() for part in (file, *file.parents[:-1])):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        if _digest(path) == digest:
+            path.unlink()
+            _remove_empty([folder / parent for parent in reversed(file.parents[:-1])])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_json(value: Any, path: Path) -> Path:
