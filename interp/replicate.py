@@ -365,7 +365,8 @@ def _run_lines(found: Replication) -> list[str]:
         "## Runs",
         "",
         "Accuracy in percent by residue (key position mod 24), as published; gaps between best and worst residue in pp. "
-        'Theirs / ours with [95% interval], for gaps that of the true one, whichever residues are best and worst; "chance" '
+        "Theirs / ours with [95% interval], for gaps that of the true one, whichever residues are best and worst (`phaselens "
+        'sweep` prints the bootstrap\'s, of the measured gap, which lies higher where phases differ little); "chance" '
         'is our gap if residues meant nothing, each of a prompt for itself; "–" undefined. For all: theirs '
         f"is {load_published(PUBLISHED)['task']}; ours have 4 layers of width 128 with 4 query heads, trained on recall "
         "alone, and answer it for 44 records in 144 positions.",

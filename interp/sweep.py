@@ -142,9 +142,10 @@ def summarise(
     -------
     Dataset
         As :func:`phase_sweep` describes; attributes ``gap_pp`` (best minus worst phase, percentage points)
-        with interval, ``gap_residue_pp``, ``null_gap_pp`` (expected if phases meant nothing),
-        ``worst_phase``, ``period`` (0: none), ``period_p`` and ``period_tested`` (the candidates; on
-        log-probability), and ``position_deviation_mean`` in tokens.
+        with the bootstrap's interval of the measured gap, biased upward as the largest of several means is
+        (:func:`interp.stats.gap_bounds` is of the true one), ``gap_residue_pp``, ``null_gap_pp`` (expected if
+        phases meant nothing), ``worst_phase``, ``period`` (0: none), ``period_p`` and ``period_tested`` (the
+        candidates; on log-probability), and ``position_deviation_mean`` in tokens.
     """
     correct = tables["correct"]
     n, modulus = correct.shape

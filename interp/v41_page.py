@@ -64,7 +64,8 @@ def _accuracy(sweeps: dict[str, tuple[xr.Dataset, xr.Dataset]], notes: dict[str,
     guess = math.log(_n_values(next(iter(sweeps.values()))[0]))
     return [
         "A period is looked for in log p, the log-probability of the answer. The last column is the gap between one "
-        "phase and the others, in nats, that the test would have found with 80% power at this n. A guess among the "
+        "phase and the others, in nats, that the test would have found with 80% power at this n. The interval of the gap "
+        "is the bootstrap's, of the measured gap, which lies above the true one where phases differ little. A guess among the "
         f"values has log p {number(-guess, 2)}, and is right in {number(100 * math.exp(-guess), 1)}%.",
         "",
         *(f"- `{name}` is {note}." for name, note in notes.items()),
