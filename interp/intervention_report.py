@@ -288,9 +288,8 @@ def _parts(one: xr.Dataset, losses: xr.DataArray) -> list[str]:
             between = f"{low:.2f} to {high:.2f}" if np.isfinite([low, high]).all() else "interval undefined"
             told = f"{float(cell['similarity']):.2f} ({between})"
             at = np.flatnonzero(served.sel(unit=unit).values)
-            lost = "; ".join(
-                _loss_at(phase, losses.sel(gates=gates, unit=unit).values[phase]) for phase in at
-            )
+            loss = losses.sel(gates=gates, unit=unit).values
+            lost = "; ".join(_loss_at(int(phase), loss[phase]) for phase in at)
             rows.append([
                 f"KV head {unit}", served_text(cell["serves"].values, cell["loss"].values), lost, told,
             ])  # fmt: skip
@@ -301,11 +300,8 @@ def _loss_at(phase: int, loss: np.ndarray) -> str:
     value, low, high = loss
     if np.isnan(value):
         return f"{phase}: undefined"
-    return (
-        f"{phase}: {value:.0f} ({low:.0f} to {high:.0f})"
-        if np.isfinite([low, high]).all()
-        else (f"{phase}: {value:.0f} (interval undefined)")
-    )
+    between = f"{low:.0f} to {high:.0f}" if np.isfinite([low, high]).all() else "interval undefined"
+    return f"{phase}: {value:.0f} ({between})"
 
 
 def _ci(one: xr.Dataset, name: str, index: int) -> str:
