@@ -2,7 +2,7 @@
 
 Every rule compares a 95% interval over prompt_ids with a bar; undefined decides nothing. Gaps and their differences
 have the intervals of :mod:`interp.stats.gaps`, which hold whichever phases are best and worst. Losses have BCa
-intervals, and where all prompts agree on 0 or 100% the Wilson bound of that many prompts.
+intervals, and where all prompts agree on 0 or 100% the Wilson bound of those that say anything: that answered cleanly.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from interp.specialization import arcs_text, served_arcs
 
 __all__ = [
     "SMALLEST_GAP", "Change", "Claim", "Finding", "Interval", "Measured", "boundary_claim", "closing_claim", "difference",
-    "direction_claim", "full_attention_claim", "gap_claim", "gap_interval", "heads_claim", "inside_claim", "period_claim",
-    "uncovered_claim",
+    "direction_claim", "full_attention_claim", "gap_claim", "gap_interval", "heads_claim", "inside_claim", "loss_bounds",
+    "losses_with_bounds", "period_claim", "uncovered_claim",
 ]  # fmt: skip
 
 SMALLEST_GAP = 10.0
-"""Percentage points below which a gap counts as none: about half the smallest published one of a chunked model."""
+"""Percentage points below which a gap counts as none: about half the smallest published one of a chunked model.
+
+One rule for every claim: a model has a gap if the permutation test finds one and its interval does not lie wholly below
+this bar, none if the interval does (however significant), and is undecided otherwise.
+"""
 MOST_PHASES = 3
 """Phases that a specialized unit serves at most."""
 
@@ -56,9 +60,9 @@ def _gap(model: Measured) -> Interval:
 def _found_gap(by: np.ndarray, seed: int) -> tuple[Verdict, str]:
     """Whether [prompt, phase] has a gap, and what was measured."""
     gap, p = _gap_of(by, seed), stats.gap_test(by, seed=seed)
-    verdict: Verdict = (
-        "supported" if p < stats.SIGNIFICANCE else decide(gap, above=math.inf, below=SMALLEST_GAP)
-    )
+    verdict = decide(gap, above=math.inf, below=SMALLEST_GAP)
+    if verdict == "undecided" and p < stats.SIGNIFICANCE and not math.isnan(gap.high):
+        verdict = "supported"
     return verdict, f"mean {number(float(by.mean()), 1)}%, gap {gap} pp, p {number(p, 3)}"
 
 
@@ -71,8 +75,9 @@ def gap_claim(models: Iterable[Measured]) -> Claim:
     found = [(m, *_phase_gap(m)) for m in models if m.chunked]
     return Claim(
         "Chunked models have a phase gap",
-        "supported if p < 0.05 that a gap as large would be seen if phases meant nothing (permuted within prompts); not "
-        f"supported if otherwise the gap's interval lies below {SMALLEST_GAP:g} pp. The interval is of the gap between the "
+        "a model has a gap (supported) if p < 0.05 that one as large would be seen if phases meant nothing (permuted within "
+        f"prompts) and the gap's interval does not lie wholly below {SMALLEST_GAP:g} pp; it has none (not supported) if the "
+        f"interval does, for a gap surely that small counts as none, whatever its p. The interval is of the gap between the "
         "truly best and the truly worst phase, whichever they are, so it may reach 0 where p is small",
         tuple(Finding(m.name, text, verdict) for m, verdict, text in found),
         note="Where every prompt is answered there is no gap to see, whatever the heads do (see who specializes, below).",
@@ -84,7 +89,8 @@ def full_attention_claim(models: Iterable[Measured]) -> Claim:
     found = [(m, *_phase_gap(m)) for m in models if not m.chunked]
     return Claim(
         "Full attention has no phase gap",
-        "the rule above, turned round, at a placebo stride",
+        "the rule above, turned round, at a placebo stride: supported if the gap's interval lies wholly below "
+        f"{SMALLEST_GAP:g} pp, not supported if the model has a gap",
         tuple(Finding(m.name, f"{text} (stride {m.stride})", _NOT[verdict]) for m, verdict, text in found),
     )
 
@@ -155,19 +161,22 @@ def inside_claim(models: Iterable[Measured]) -> Claim:
 
 def closing_claim(pairs: Iterable[tuple[Measured, Measured]]) -> Claim:
     """More KV heads do not close the gap: (fewer heads, more heads)."""
+
+    def finding(few: Measured, many: Measured) -> Finding:
+        left, moved = _gap(many), difference(few, many, _common(few, many))
+        verdict = decide(left, above=SMALLEST_GAP)
+        if verdict == "not supported" and not moved.high < 0:  # small, but not surely smaller than it was
+            verdict = "undecided"
+        text = f"gap {_gap(few)} → {left} pp, difference {moved}"
+        return Finding(f"{few.name} → {many.name}", text, verdict)
+
     return Claim(
         "More KV heads do not close the gap",
-        f"supported if the gap's interval of the model with more heads lies above {SMALLEST_GAP:g} pp, not supported "
-        "if below; models with fewer heads that have a gap",
-        tuple(
-            Finding(
-                f"{few.name} → {many.name}",
-                f"gap {_gap(few)} → {_gap(many)} pp, difference {difference(few, many, _common(few, many))}",
-                decide(_gap(many), above=SMALLEST_GAP),
-            )
-            for few, many in pairs if _phase_gap(few)[0] == "supported"
-        ),
-    )  # fmt: skip
+        "models with fewer heads that have a gap by the first rule; supported if the gap's interval of the model with more "
+        f"heads lies wholly above {SMALLEST_GAP:g} pp; not supported if it lies wholly below (none by the first rule) and "
+        "that of the paired difference wholly below 0",
+        tuple(finding(*pair) for pair in pairs if _phase_gap(pair[0])[0] == "supported"),
+    )
 
 
 @dataclass(frozen=True)
@@ -238,6 +247,12 @@ def difference(first: Measured, second: Measured, stride: int) -> Interval:
             raise StatisticsError(
                 f"{first.name} and {second.name} were measured with another {name}; valid: results on the same prompts"
             )
+    shapes = [" × ".join(map(str, one.correct.shape)) for one in (first, second)]
+    if shapes[0] != shapes[1]:
+        raise StatisticsError(
+            f"{first.name} and {second.name} were measured on {shapes[0]} and {shapes[1]} prompts × residues; valid: "
+            "results on the same prompts"
+        )
     tables = np.stack([first.correct, second.correct]).astype(float)
     by = 100 * stats.phase_means(tables, stride).swapaxes(0, 1)
     return Interval(*gap_difference(by, scale=100.0, seed=_seed(first)))
@@ -302,15 +317,32 @@ def uncovered_claim(models: Iterable[Measured]) -> Claim:
 
 
 def losses_with_bounds(model: Measured, *, level: float = 0.95) -> np.ndarray:
+    """Loss of every unit at every phase of a model's knockout, see :func:`loss_bounds`."""
+    k = model.knockout
+    clean, correct = k["clean_correct"].values, k["correct"].values
+    return loss_bounds(clean, correct, model.stride, seed=_seed(model), level=level)
+
+
+def loss_bounds(
+    clean: np.ndarray, correct: np.ndarray, stride: int, *, seed: int, level: float = 0.95
+) -> np.ndarray:
     """Loss of every unit at every phase in percent of clean accuracy: [unit, phase, (value, low, high)].
 
-    NaN where fewer than 20 clean answers were right.
+    Parameters
+    ----------
+    clean, correct : array [prompt, residue], [unit, prompt, residue]
+        Whether answers are right as the model is, and without each unit.
+    stride, seed, level
+        Of the phases, the resamples and the intervals.
+
+    Notes
+    -----
+    NaN where fewer than 20 clean answers were right. Without spread the bound is Wilson's for the prompt_ids with a
+    clean right answer at the phase, since the others have nothing to lose.
     """
-    k, stride = model.knockout, model.stride
-    tables = np.concatenate([k["clean_correct"].values[None], k["correct"].values]).astype(float)
-    by = (
-        stats.by_cycle(tables, stride).sum(axis=-2).swapaxes(0, 1)
-    )  # right answers [prompt, clean + unit, phase]
+    tables = np.concatenate([clean[None], correct]).astype(float)
+    # right answers [prompt, clean + unit, phase]
+    by = stats.by_cycle(tables, stride).sum(axis=-2).swapaxes(0, 1)
 
     def loss(sample: np.ndarray) -> np.ndarray:
         total = sample.sum(axis=1)
@@ -318,11 +350,12 @@ def losses_with_bounds(model: Measured, *, level: float = 0.95) -> np.ndarray:
             return 100 * (1 - total[:, 1:] / total[:, :1])
 
     values = loss(by[None])[0]
-    bounds = stats.bca(by, loss, seed=_seed(model), level=level)
+    bounds = stats.bca(by, loss, seed=seed, level=level)
+    answered = (by[:, 0] > 0).sum(axis=0)  # prompt_ids with something to lose, by phase
     found = np.full((*values.shape, 3), np.nan)
     for cell in np.argwhere(np.broadcast_to(by[:, 0].sum(axis=0) >= stats.MIN_CLEAN_CORRECT, values.shape)):
         at = tuple(cell)
-        one = Interval.of(values[at], (bounds[0][at], bounds[1][at]), len(by), level)
+        one = Interval.of(values[at], (bounds[0][at], bounds[1][at]), int(answered[at[1]]), level)
         found[at] = one.value, one.low, one.high
     return found
 

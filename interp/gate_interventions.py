@@ -325,8 +325,8 @@ def gate_parts(
         By ``gates``: ``accuracy (gates, phase)`` with BCa interval, ``effect_pp loss serves p_effect (gates,
         unit, phase)``, and ``similarity (gates, unit)``: correlation over phases of a unit's mean change of
         log-probability with that under intact gates, with interval ``similarity_low similarity_high`` over
-        prompt_ids; NaN for units that serve no phase when intact. Per prompt ``logprob (gates, unit, prompt,
-        residue)`` and ``clean_logprob (gates, prompt, residue)``.
+        prompt_ids; NaN for units that serve no phase when intact. Per prompt ``correct logprob (gates, unit,
+        prompt, residue)`` and ``clean_correct clean_logprob (gates, prompt, residue)``.
 
     Raises
     ------
@@ -368,8 +368,14 @@ def gate_parts(
                 for v in ("loss", "serves", "p_effect")
             },
             "change": (cells, change.mean(axis=2)),
-            "logprob": (("gates", "unit", *rows), np.stack([one["logprob"].values for one in found])),
-            "clean_logprob": (("gates", *rows), np.stack([one["clean_logprob"].values for one in found])),
+            **{
+                v: (("gates", "unit", *rows), np.stack([one[v].values for one in found]))
+                for v in ("correct", "logprob")
+            },
+            **{
+                v: (("gates", *rows), np.stack([one[v].values for one in found]))
+                for v in ("clean_correct", "clean_logprob")
+            },
             **{
                 f"similarity{end}": (("gates", "unit"), np.stack([one[i] for one in similar]))
                 for i, end in enumerate(("", "_low", "_high"))

@@ -16,6 +16,7 @@ import xarray as xr
 
 from interp import results, stats
 from interp.attribution import attribution
+from interp.claims import loss_bounds
 from interp.controls import controls
 from interp.figures import cycling_figure
 from interp.gate_controls import cycling_controls, parts_controls
@@ -24,7 +25,7 @@ from interp.knockout import knockout
 from interp.patching import patch
 from interp.phases import measured_stride
 from interp.report import draw
-from interp.specialization import served_text
+from interp.specialization import MIN_LOSS, served_text
 from interp.tasks.recall import RecallTask
 
 __all__ = ["main", "markdown"]
@@ -79,11 +80,13 @@ def markdown(found: dict[str, dict[str, xr.Dataset]], missing: Sequence[str], co
         lines += [f"![{name}, gates cycled](figures/cycling-{name}.svg)", ""]
     lines += ["## Which part of a gate carries the phases", ""]
     for name, one in found["parts"].items():
+        losses = _losses(one)
         lines += [
             f"{name}: heads knocked out under forced gates. Similarity is the correlation over phases of a head's "
             "effect on log-probability with its effect under intact gates. Moved: the mean gate, moved by half a window, "
-            "a control of the static part.", "",
-            *_parts(one), "", *_parts_verdict(one, found["parts controls"][name]), "",
+            "a control of the static part. Losses are in percent of the accuracy under the same gates, by phase, at the "
+            "phases that the head serves under intact gates.", "",
+            *_parts(one, losses), "", *_parts_verdict(one, found["parts controls"][name], losses), "",
         ]  # fmt: skip
     lines += ["## Attribution patching against true patching", ""]
     rows = [
@@ -179,11 +182,25 @@ def _told(words: dict[str, list[str]]) -> str:
     return "; ".join(f"{said}: {', '.join(which)}" for said, which in words.items() if which)
 
 
-def _parts_verdict(one: xr.Dataset, held: xr.Dataset) -> list[str]:
+def _losses(one: xr.Dataset) -> xr.DataArray:
+    """Losses under each gates with their intervals, in percent [gates, unit, phase, (value, low, high)]."""
+    stride, seed = int(one.attrs["stride"]), int(one.attrs["seed"])
+    found = [
+        loss_bounds(clean, correct, stride, seed=seed)
+        for clean, correct in zip(one["clean_correct"].values, one["correct"].values, strict=True)
+    ]
+    return xr.DataArray(
+        np.stack(found),
+        {"gates": one["gates"].values, "unit": one["unit"].values},
+        ("gates", "unit", "phase", "end"),
+    )
+
+
+def _parts_verdict(one: xr.Dataset, held: xr.Dataset, losses: xr.DataArray) -> list[str]:
     """Say what each part of the gates leaves of the specialised heads: the phases they serve, and their effects.
 
-    Phases served go by accuracy, and decide. Similarity goes by log-probability, which changes where accuracy is
-    too low for a loss as well; alike effects on answers that are wrong anyway are no phases kept.
+    Phases served go by accuracy, by the intervals of the losses, and decide. Similarity goes by log-probability, which
+    changes where accuracy is too low for a loss as well; alike effects on answers that are wrong anyway are no phases kept.
     """
     intact = one.sel(gates="intact")
     special = [
@@ -192,7 +209,8 @@ def _parts_verdict(one: xr.Dataset, held: xr.Dataset) -> list[str]:
     if not special:
         return ["No head is specialised under intact gates: there is nothing to keep."]
     lines = [
-        f"Of {len(special)} specialised heads: phases served are kept or lost by accuracy; effects are alike where the "
+        f"Of {len(special)} specialised heads: phases served are kept if the loss at each of them has an interval at or "
+        f"above {MIN_LOSS:g}%, lost if that at one of them has an interval below; effects are alike where the "
         f"similarity of log-probabilities is {ALIKE} or more, unlike where it is less, by the interval.", "",
     ]  # fmt: skip
     for gates, words in (("static", "static part"), ("deviation", "per-window deviation")):
@@ -202,7 +220,7 @@ def _parts_verdict(one: xr.Dataset, held: xr.Dataset) -> list[str]:
         above: dict[str, list[str]] = {}
         for unit in special:
             phases = intact["serves"].sel(unit=unit).values.astype(bool)
-            served[_kept(under.sel(unit=unit), phases)].append(unit)
+            served[_kept(losses.sel(gates=gates, unit=unit).values[phases])].append(unit)
             low, high = (float(under[f"similarity_{end}"].sel(unit=unit)) for end in ("low", "high"))
             alike[_decided(low, high, ALIKE, ("alike", "unlike"))].append(unit)
             cell = held.sel(gates=gates, unit=unit)
@@ -210,13 +228,7 @@ def _parts_verdict(one: xr.Dataset, held: xr.Dataset) -> list[str]:
                 listed = above.setdefault(str(control), [])
                 if bool(cell["exceeds"].sel(control=control)):
                     listed.append(unit)
-        why = ""
-        if served["undecided"]:
-            low, high = (f"{100 * float(f(under['accuracy'].values)):.0f}" for f in (np.min, np.max))
-            why = (
-                f" Undecided: accuracy, {low} to {high}% by phase, is too low for a loss at a phase they served; effects on "
-                "log-probability alone do not say that phases are kept."
-            )
+        why = _undecided(served["undecided"], intact, under, losses.sel(gates=gates))
         controls = "".join(
             f" Above the control {control!r}: {', '.join(which) or 'none'}."
             for control, which in above.items()
@@ -227,12 +239,34 @@ def _parts_verdict(one: xr.Dataset, held: xr.Dataset) -> list[str]:
     return lines
 
 
-def _kept(unit: xr.Dataset, phases: np.ndarray) -> str:
-    """Whether a unit still serves the phases it served: "kept", "lost" or, where a loss is undefined, "undecided"."""
-    serves, undefined = unit["serves"].values.astype(bool)[phases], np.isnan(unit["loss"].values[phases])
-    if (~serves & ~undefined).any():
+def _kept(losses: np.ndarray) -> str:
+    """Whether a unit still serves the phases it served, by [phase, (value, low, high)] of its losses at them.
+
+    "kept" if it surely does at all of them, "lost" if it surely does not at some, or else "undecided".
+    """
+    if (losses[:, 2] < MIN_LOSS).any():
         return "lost"
-    return "undecided" if undefined.any() else "kept"
+    return "kept" if (losses[:, 1] >= MIN_LOSS).all() else "undecided"
+
+
+def _undecided(units: list[str], intact: xr.Dataset, under: xr.Dataset, losses: xr.DataArray) -> str:
+    """Say why units are undecided: too few right answers for a loss, or an interval on both sides of the bar."""
+    undefined, open_ = [], []
+    for unit in units:
+        at = losses.sel(unit=unit).values[intact["serves"].sel(unit=unit).values.astype(bool)]
+        (undefined if np.isnan(at).any() else open_).append(unit)
+    told = ""
+    if undefined:
+        low, high = (f"{100 * float(f(under['accuracy'].values)):.0f}" for f in (np.min, np.max))
+        told += (
+            f" Undecided ({', '.join(undefined)}): accuracy, {low} to {high}% by phase, is too low for a loss, or for its "
+            "interval, at a phase they served; effects on log-probability alone do not say that phases are kept."
+        )
+    if open_:
+        told += (
+            f" Undecided ({', '.join(open_)}): the interval of a loss reaches to both sides of {MIN_LOSS:g}%."
+        )
+    return told
 
 
 def _decided(low: float, high: float, least: float, words: tuple[str, str]) -> str:
@@ -242,18 +276,32 @@ def _decided(low: float, high: float, least: float, words: tuple[str, str]) -> s
     return words[0] if low >= least else words[1] if high < least else "undecided"
 
 
-def _parts(one: xr.Dataset) -> list[str]:
+def _parts(one: xr.Dataset, losses: xr.DataArray) -> list[str]:
     rows = []
+    served = one["serves"].sel(gates="intact")
     known = ~np.isnan(one["similarity"].sel(gates="intact").values)
     for gates in one["gates"].values:
-        rows.append([f"**{gates}**", _percent(one["accuracy"].sel(gates=gates).values), ""])
+        rows.append([f"**{gates}**", _percent(one["accuracy"].sel(gates=gates).values), "", ""])
         for unit in one["unit"].values[known]:
             cell = one.sel(gates=gates, unit=unit)
             low, high = float(cell["similarity_low"]), float(cell["similarity_high"])
             between = f"{low:.2f} to {high:.2f}" if np.isfinite([low, high]).all() else "interval undefined"
             told = f"{float(cell['similarity']):.2f} ({between})"
-            rows.append([f"KV head {unit}", served_text(cell["serves"].values, cell["loss"].values), told])
-    return _table(["gates", "accuracy by phase (%), phases served", "similarity"], rows)
+            at = np.flatnonzero(served.sel(unit=unit).values)
+            loss = losses.sel(gates=gates, unit=unit).values
+            lost = "; ".join(_loss_at(int(phase), loss[phase]) for phase in at)
+            rows.append([
+                f"KV head {unit}", served_text(cell["serves"].values, cell["loss"].values), lost, told,
+            ])  # fmt: skip
+    return _table(["gates", "accuracy by phase (%), phases served", "loss by phase (%)", "similarity"], rows)
+
+
+def _loss_at(phase: int, loss: np.ndarray) -> str:
+    value, low, high = loss
+    if np.isnan(value):
+        return f"{phase}: undefined"
+    between = f"{low:.0f} to {high:.0f}" if np.isfinite([low, high]).all() else "interval undefined"
+    return f"{phase}: {value:.0f} ({between})"
 
 
 def _ci(one: xr.Dataset, name: str, index: int) -> str:

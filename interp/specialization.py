@@ -19,14 +19,17 @@ from interp.stats import (
     selectivity_test,
 )
 
-__all__ = ["arcs_text", "served_arcs", "served_text", "specialization", "unserved"]
+__all__ = ["MIN_LOSS", "arcs_text", "served_arcs", "served_text", "specialization", "unserved"]
+
+MIN_LOSS = 40.0
+"""Loss in percent of clean accuracy from which a unit serves a phase, unless another is given."""
 
 
 def specialization(
     effects: xr.Dataset | xr.DataArray | ArrayLike,
     stride: int | None = None,
     *,
-    min_loss: float = 40.0,
+    min_loss: float = MIN_LOSS,
     clean_accuracy: ArrayLike | None = None,
     seed: int = 0,
     n_permutations: int = 999,

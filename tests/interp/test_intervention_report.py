@@ -1,10 +1,12 @@
 """The page on interventions, on the smallest model."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.stats import binomtest
 
 from interp import intervention_report, results
 
@@ -47,19 +49,29 @@ def test_the_page_states_every_number_with_its_n_and_what_is_missing(tmp_path, m
 
 
 def parts(loss, serves, similarity):
-    """What gate_parts returns for two KV heads and four phases, [gates, unit, …]."""
+    """What gate_parts returns for two KV heads and four phases, [gates, unit, …], on 100 prompts of one residue each.
+
+    A loss of 45% is one that 45 of the 100 prompts have; where it is NaN no answer is right.
+    """
+    loss = np.array(loss, float)
+    undefined = np.isnan(loss).any(axis=1)  # [gates, phase]
+    clean = np.repeat(~undefined[:, None], 100, axis=1)  # [gates, prompt, residue]
+    lost = np.arange(100)[:, None] < np.nan_to_num(loss)[:, :, None]  # [gates, unit, prompt, residue]
     value, low, high = np.moveaxis(np.array(similarity, float), -1, 0)
     cells, by_unit = ("gates", "unit", "phase"), ("gates", "unit")
     return xr.Dataset(
         {
             "accuracy": (("gates", "phase"), np.full((4, 4), 0.5)),
-            "loss": (cells, np.array(loss, float)),
+            "loss": (cells, loss),
+            "clean_correct": (("gates", "prompt", "residue"), clean),
+            "correct": (("gates", "unit", "prompt", "residue"), clean[:, None] & ~lost),
             "serves": (cells, np.array(serves, bool)),
             "similarity": (by_unit, value),
             "similarity_low": (by_unit, low),
             "similarity_high": (by_unit, high),
         },
         {"gates": ["intact", "static", "deviation", "uniform"], "unit": ["0.0", "1.0"]},
+        {"stride": 4, "seed": 0},
     )
 
 
@@ -125,8 +137,9 @@ def test_what_cannot_be_measured_under_forced_gates_is_undefined_and_not_a_loss(
     ]
     # Similarity is of effects; phases are kept or lost by accuracy, and undecided where that is at the floor.
     assert (
-        "- With the static part alone, phases served: undecided: 0.0, 1.0. Undecided: accuracy, 0 to 14% by phase, is too "
-        "low for a loss at a phase they served; effects on log-probability alone do not say that phases are kept. "
+        "- With the static part alone, phases served: undecided: 0.0, 1.0. Undecided (0.0, 1.0): accuracy, 0 to 14% by "
+        "phase, is too low for a loss, or for its interval, at a phase they served; effects on log-probability "
+        "alone do not say that phases are kept. "
         "Effects: alike: 0.0; undecided: 1.0. Above the control 'another head': 0.0. Above the control 'moved gates': "
         "none." in text
     )
@@ -135,6 +148,40 @@ def test_what_cannot_be_measured_under_forced_gates_is_undefined_and_not_a_loss(
         "Above the control 'another head': 0.0." in text
     )
     assert "kept by" not in text
+
+
+def test_phases_are_kept_or_lost_by_the_intervals_of_losses():
+    """Of 100 prompts 45 lost: 35 to 55% (binomial), on both sides of 40; 90: 82 to 95; 20: 13 to 29; 35: 26 to 45."""
+    one = parts(
+        loss=[
+            [[90, 90, 0, 0], [0, 0, 90, 90]],
+            [[45, 90, 0, 0], [0, 0, 90, 90]],
+            [[90, 20, 0, 0], [0, 0, 35, 90]],
+            [[0] * 4, [0] * 4],
+        ],
+        serves=[
+            [[1, 1, 0, 0], [0, 0, 1, 1]],
+            [[1, 1, 0, 0], [0, 0, 1, 1]],
+            [[1, 0, 0, 0], [0, 0, 0, 1]],
+            [[0] * 4, [0] * 4],
+        ],
+        similarity=np.full((4, 2, 3), 1.0),
+    )
+    text = page(one, [True, True])
+    open_ = "the interval of a loss reaches to both sides of 40%."
+    assert (
+        f"With the static part alone, phases served: kept: 1.0; undecided: 0.0. Undecided (0.0): {open_}"
+        in text
+    )
+    assert f"phases served: lost: 0.0; undecided: 1.0. Undecided (1.0): {open_}" in text
+    rows = [line.split(" | ")[2] for line in text.splitlines() if line.startswith("| KV head")]
+    told = [[[float(x) for x in re.findall(r"\d+", cell)] for cell in row.split("; ")] for row in rows]
+    for (phase, value, low, high), (at, lost) in zip(
+        told[2] + told[5], [(0, 45), (1, 90), (2, 35), (3, 90)], strict=True
+    ):
+        bounds = binomtest(lost, 100).proportion_ci(method="wilson")
+        assert (phase, value) == (at, lost)
+        assert (low, high) == pytest.approx((100 * bounds.low, 100 * bounds.high), abs=2.5)
 
 
 def spreads(own, placebo, random, exceeds):

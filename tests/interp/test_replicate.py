@@ -123,6 +123,50 @@ def test_a_gap_is_seen_a_flat_model_has_none_and_few_prompts_decide_nothing():
     assert verdicts(claims.full_attention_claim(full)) == ["not supported", "supported", "undecided"]
 
 
+def gapped(monkeypatch, p, **intervals):
+    """Models by name whose gap has such an interval and p, whatever is in their sweep, with a number for a table."""
+    tables = {name: np.full((64, R), float(i)) for i, name in enumerate(intervals)}
+
+    def gap_of(by, seed):
+        return Interval(*list(intervals.values())[round(by.flat[0]) // 100])
+
+    monkeypatch.setattr(claims, "_gap_of", gap_of)
+    monkeypatch.setattr(stats, "gap_test", lambda by, **_: p)
+    return {name: Measured(name, sweep_stub(table), xr.Dataset()) for name, table in tables.items()}
+
+
+@pytest.mark.parametrize("p", [0.001, 0.3])
+def test_a_model_has_a_gap_by_one_rule_in_every_claim(p, monkeypatch):
+    """A significant gap surely below 10 pp is none, for chunked models and full attention alike."""
+    few = (8, math.nan, math.nan)
+    models = gapped(monkeypatch, p, small=(5.8, 3.9, 7.4), wide=(25, 12, 40), open=(8, 2, 15), few=few)
+    seen = "supported" if p < 0.05 else "undecided"
+    assert verdicts(claims.gap_claim(models.values())) == ["not supported", seen, seen, "undecided"]
+    assert [m.name for m in claims._with_gap(models.values())] == (["wide", "open"] if p < 0.05 else [])
+    full = [Measured(m.name, m.sweep.assign_attrs(placebo=1), m.knockout) for m in models.values()]
+    none = "not supported" if p < 0.05 else "undecided"
+    assert verdicts(claims.full_attention_claim(full)) == ["supported", none, none, "undecided"]
+
+
+def test_a_gap_is_closed_only_where_it_was_and_surely_shrank(monkeypatch):
+    models = gapped(
+        monkeypatch, 0.001, small=(5.8, 3.9, 7.4), wide=(25, 12, 40), open=(8, 2, 15), none=(1, 0, 5)
+    )
+    apart = {"wide none": (-24.0, -39.0, -9.0), "open none": (-7.0, -14.5, 2.0), "wide open": (-17.0, -30.0, -4.0),
+             "open wide": (17.0, 4.0, 30.0)}  # fmt: skip
+    monkeypatch.setattr(claims, "difference", lambda a, b, stride: Interval(*apart[f"{a.name} {b.name}"]))
+    pairs = [(models["small"], models["none"])] + [tuple(models[m] for m in pair.split()) for pair in apart]
+    found = claims.closing_claim(pairs)
+    assert [one.subject for one in found.findings] == [
+        "wide → none",
+        "open → none",
+        "wide → open",
+        "open → wide",
+    ]
+    assert verdicts(found) == ["not supported", "undecided", "undecided", "supported"]
+    assert "by the first rule" in found.rule
+
+
 def test_models_without_a_gap_rarely_seem_to_have_one():
     """Of 40 flat models at most 5, the upper end of the binomial interval of 5%, though residues of a phase agree."""
     rng = np.random.default_rng(1)
@@ -210,6 +254,10 @@ def test_a_change_is_held_against_the_papers_direction():
     assert verdicts(direction((wide, four))) == ["supported"]
     with pytest.raises(StatisticsError, match="another task"):
         direction((wide, model(WEAK, task="other")))
+    with pytest.raises(
+        StatisticsError, match="64 × 24 and 32 × 24 prompts × residues; valid: results on the same"
+    ):
+        direction((wide, model(WEAK, n=32)))
 
 
 def test_a_change_names_its_published_runs_and_the_gap_it_is_about():
@@ -281,6 +329,18 @@ def test_losses_are_those_of_the_counts_and_undefined_below_twenty_right():
     assert found[0, 6, 1] < found[0, 6, 0] < found[0, 6, 2]
     assert (found[0, 0, 0], found[0, 0, 1]) == (0, 0)
     assert found[0, 0, 2] == pytest.approx(100 * (1 - 32 / (32 + 1.96**2)), abs=0.01)
+
+
+def test_a_loss_without_spread_is_bounded_by_the_prompts_that_had_something_to_lose():
+    """Of 40 prompts 12 answer phase 0, and the unit loses or keeps all: Wilson of 12, low end 12 / (12 + 1.96²)."""
+    clean = np.tile(np.array([[True, True]]), (40, R // 2))
+    clean[12:, ::2] = False  # phase 0 of stride 2
+    after = clean & np.tile([False, True], R // 2)
+    found = claims.loss_bounds(clean, after[None], 2, seed=0)
+    assert found[0, 0] == pytest.approx([100, 100 * 12 / (12 + 1.96**2), 100], abs=0.01)
+    assert found[0, 1] == pytest.approx([0, 0, 100 * (1 - 40 / (40 + 1.96**2))], abs=0.01)
+    clean[9:, ::2] = False  # 9 prompts with 12 right answers each are too few for any interval
+    assert np.isnan(claims.loss_bounds(clean, (clean & after)[None], 2, seed=0)[0, 0, 1:]).all()
 
 
 # --------------------------------------------------------------------------- runs
