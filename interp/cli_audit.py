@@ -95,13 +95,13 @@ def audit(
 ) -> None:
     """Find out whether a language model retrieves worse at some phases of the target's position.
 
-    Runs needle and completion test by residue, tells target from query phase, tries
-    placebo strides; or says how large a gap would have been seen. Reads safetensors
-    only and runs no code that comes with a model.
+    Runs needle and completion test by residue, tells target from query phase,
+    tries placebo strides; or says how large a gap would have been seen. Reads
+    safetensors only and runs no code that comes with a model.
 
-    For a model that only a server can load: --export prompts.jsonl, send them, then
-    --answers answers.jsonl with the same options. A run that was killed goes on with
-    --resume.
+    For a model that only a server can load: --export prompts.jsonl, send them,
+    then --answers answers.jsonl with the same options. A run that was killed goes
+    on with --resume.
 
     Example: phaselens audit ./my-model --context 4096 -o reports/my-model
     """

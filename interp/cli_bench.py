@@ -14,9 +14,6 @@ from hooks.errors import PhaselensError
 
 __all__ = ["bench"]
 
-_BLOCK = 24
-"""Residues of the recall task: prompts come in blocks of them."""
-
 _positive = validators.Number(gte=1)
 
 
@@ -41,12 +38,15 @@ def bench(
         int | None,
         Parameter(
             validator=_positive,
-            help="Prompts measured, whole blocks of residues; of report and sweep, per residue.",
+            help="Prompts measured, rounded up to whole blocks of residues; of report and sweep, per residue.",
         ),
     ] = None,
     calibration: Annotated[
         int | None,
-        Parameter(validator=_positive, help="Prompts whose mean replaces a unit; n / 8 if left out."),
+        Parameter(
+            validator=_positive,
+            help="Prompts whose mean replaces a unit, rounded up likewise; n / 8 if left out.",
+        ),
     ] = None,
     length: Annotated[
         int | None,
@@ -87,9 +87,11 @@ def bench(
 ) -> None:
     """Time our engine against loops of full forward passes, and against what the machine allows.
 
-    Ours, a bare run without hooks, a TransformerLens loop, an nnsight loop and, for models of that class, Hugging
-    Face eager compute one knockout map, each in a process of its own. On a CPU a process may use the memory that
-    is free at the start and fails alone beyond. Exit code 1 if answers differ or --compare finds something slower.
+    Ours, a bare run without hooks, a TransformerLens loop, an nnsight loop and,
+    for models of that class, Hugging Face eager compute one knockout map, each in
+    a process of its own. On a CPU a process may use the memory that is free at the
+    start and fails alone beyond. Exit code 1 if answers differ or --compare finds
+    something slower.
 
     Example: phaselens bench w8s8-4kv --repeats 3 -o bench/small.json
     """
@@ -193,7 +195,7 @@ def _planned(
     if what == "family":
         from interp.bench.family import FAMILY, bench_family
 
-        count = -(-(n or 96) // _BLOCK) * _BLOCK
+        count = _whole(n or 96, _residues(FAMILY[0]))
         plan |= {"kind": "family", "names": list(FAMILY), "n": count}
         return plan, lambda: {**bench_family(n=count, repeats=repeats or 3, **common, **place), "seed": seed}
     if what == "sweep":
@@ -223,14 +225,29 @@ def _map_planned(
     from interp.bench.knockouts import LOOPS, bench_knockout
     from interp.memory import parse_bytes
 
-    block = 1 if model.startswith("random-") else _BLOCK
-    count = n or 8 * block
+    block = _residues(model)
+    count = _whole(n or 8 * block, block)
     case = Case(
-        model=model, n=count, n_calibration=calibration or max(block, count // 8), length=length or 512,
+        model=model, n=count, n_calibration=_whole(calibration or max(block, count // 8), block), length=length or 512,
         unit=unit or "kv_head", memory=parse_bytes(memory or "1GiB"), **settings,
     )  # fmt: skip
     plan |= {"kind": "knockout", "case": case.to_dict()}
     return plan, lambda: bench_knockout(case, repeats=repeats, methods=method or LOOPS, say=_say)
+
+
+def _residues(model: str) -> int:
+    """R of the task that a model's prompts come from: they are drawn in blocks of it."""
+    if model.startswith("random-"):
+        return 1
+    from hooks import load
+    from interp.tasks.recall import RecallTask
+
+    return RecallTask.for_model(load(model)).modulus
+
+
+def _whole(n: int, block: int) -> int:
+    """`n` rounded up to whole blocks."""
+    return -(-n // block) * block
 
 
 def _finish(

@@ -55,6 +55,7 @@ def figures(
     """Draw the figures of a results folder again, or one figure of several panels for a paper.
 
     Example: phaselens figures reports/w8s8-2kv --panels accuracy,knockout,gates --width-mm 180 -o paper
+
     Example: phaselens figures --live w8s8-2kv --panels windows:unit=1.0,removed:units=1.0 -o paper
     """
     from interp import report as reporting

@@ -64,9 +64,9 @@ def grid(
 
     One results file a cell. Killed, it goes on when called again; called twice at
     once, no cell is computed twice. A file that is damaged, or of other weights,
-    task or settings, is made again. Writes summary.csv; a cell that fails does not
-    stop the others, and makes the exit code 2. Of several shards, the last to finish
-    writes the summary of all.
+    task or settings, is made again. Writes summary.csv; a cell that fails does
+    not stop the others, and makes the exit code 2. Of several shards, the last to
+    finish writes the summary of all.
 
     Example: phaselens grid tiny w8s8-2kv --seed 0 --seed 1 -o runs/grid
     """
@@ -128,9 +128,9 @@ def replicate(
 ) -> None:
     """Lay the bundled models beside the paper's controlled runs, and test its claims on them.
 
-    Writes replication.md, runs.csv, claims.csv, and every result under cells/. Each
-    claim is decided by 95% intervals: supported, not supported, or undecided at
-    this n. Killed, it goes on when called again.
+    Writes replication.md, runs.csv, claims.csv, and every result under cells/.
+    Each claim is decided by 95% intervals: supported, not supported, or undecided
+    at this n. Killed, it goes on when called again.
 
     Example: phaselens replicate -o reports/replication
     """

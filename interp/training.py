@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,7 +21,15 @@ from interp.family import Family
 from interp.recipes import Recipe, recipe, recipe_names
 from interp.rng import torch_rng
 from interp.tasks.recall import RecallTask
-from interp.training_state import fingerprint, resume_state, save_state
+from interp.training_state import (
+    Progress,
+    discard_state,
+    drop_state,
+    fingerprint,
+    read_progress,
+    resume_state,
+    save_state,
+)
 
 __all__ = ["Recipe", "fit", "recipe", "recipe_names", "train", "train_family"]
 
@@ -64,7 +72,9 @@ def fit(
     device : torch.device
         Where to train; a GPU uses bf16 autocast.
     folder : Path or None
-        Where the resumable state lives, one file for a whole family; an earlier state there is picked up.
+        Where the resumable state lives, one file for a whole family; an earlier state there is picked up, and
+        only what comes after it is yielded. It holds all points and the time they took, see
+        :func:`~interp.training_state.read_progress`.
     save_every : int
         Steps between saves.
     progress : bool
@@ -95,10 +105,10 @@ def fit(
     # One fused graph a step: several times faster on a GPU, and several runs share one better.
     forward = torch.compile(model) if recipe.compiled and device.type == "cuda" else model
     run = fingerprint(recipe, seed if isinstance(seed, int) else seeds)
-    start = resume_state(model, optimiser, names, folder, run) if folder else 0
-    bar = tqdm(
-        range(start, recipe.steps), initial=start, total=recipe.steps, disable=not progress, desc="training"
-    )
+    done = resume_state(model, optimiser, names, folder, run) if folder else Progress()
+    began, curve = time.monotonic() - done.seconds, list(done.curve)
+    steps = range(done.step, recipe.steps)
+    bar = tqdm(steps, initial=done.step, total=recipe.steps, disable=not progress, desc="training")
     for step in bar:
         tokens, targets = _batches(recipe, seeds, step, device)
         for group in optimiser.param_groups:
@@ -123,9 +133,12 @@ def fit(
             found = [float(one.detach()) for one in losses]
             share = [float(one.float().mean()) for one in right]
             bar.set_postfix(loss=f"{sum(found) / len(found):.3f}", accuracy=f"{sum(share) / len(share):.3f}")
-            yield (step, found[0], share[0]) if family is None else (step, found, share)
+            point = (step, found[0], share[0]) if family is None else (step, found, share)
+            curve.append(list(point))
+            yield point
         if folder and ((step + 1) % save_every == 0 or last):
-            save_state(model, optimiser, names, folder, run, step + 1)
+            done = Progress(step + 1, curve, time.monotonic() - began)
+            save_state(model, optimiser, names, folder, run, done)
 
 
 def _batches(
@@ -214,20 +227,18 @@ def train(
         _take_weights(model, load(start_from), str(start_from))
     folder = require_writable(out)
     state = _state_folder(folder, resume)
-    began, curve = time.monotonic(), []
-    for step, loss, accuracy in fit(
-        model.trainable(), plan, seed=seed, device=place, folder=state, progress=progress
-    ):
-        curve.append([step, round(loss, 4), round(accuracy, 4)])
+    done = _trained(
+        fit(model.trainable(), plan, seed=seed, device=place, folder=state, progress=progress), state
+    )
     record = {
         "command": _command(name, [seed], model.name, steps, batch)
         + (f" --start-from {start_from}" if start_from else ""),
-        **_circumstances(plan, seed, place, began),
+        **_circumstances(plan, seed, place, done.seconds),
         **({"started_from": _origin(start_from)} if start_from else {}),
-        "curve": curve,
+        "curve": _rounded(done.curve),
     }
     _close(model, folder, record, n_per_residue)
-    _drop(state)
+    drop_state(state)
     return folder
 
 
@@ -286,18 +297,14 @@ def train_family(
     family = Family([_build(name, seed, plan) for seed in seeds])
     folders = [require_writable(Path(out) / model.name) for model in family.models]
     state = _state_folder(folders[0], resume)
-    began, curves = time.monotonic(), [[] for _ in seeds]
-    for step, losses, accuracies in fit(
-        family, plan, seed=seeds, device=place, folder=state, progress=progress
-    ):
-        for curve, loss, accuracy in zip(curves, losses, accuracies, strict=True):
-            curve.append([step, round(loss, 4), round(accuracy, 4)])
+    done = _trained(fit(family, plan, seed=seeds, device=place, folder=state, progress=progress), state)
     command = _command(name, seeds, ".", steps, batch)
-    shared = _circumstances(plan, 0, place, began)
-    for model, folder, seed, curve in zip(family.write_back(), folders, seeds, curves, strict=True):
-        record = {"command": command, **shared, "seed": seed, "seeds": seeds, "curve": curve}
+    shared = _circumstances(plan, 0, place, done.seconds)
+    for k, (model, folder) in enumerate(zip(family.write_back(), folders, strict=True)):
+        curve = _rounded([step, losses[k], shares[k]] for step, losses, shares in done.curve)
+        record = {"command": command, **shared, "seed": seeds[k], "seeds": seeds, "curve": curve}
         _close(model, folder, record, n_per_residue)
-    _drop(state)
+    drop_state(state)
     return folders
 
 
@@ -326,15 +333,19 @@ def _build(name: str, seed: int, plan: Recipe) -> Any:
 def _state_folder(folder: Path, resume: bool) -> Path:
     state = require_writable(folder / "state")
     if not resume:
-        for path in state.iterdir():
-            path.unlink()
+        discard_state(state)
     return state
 
 
-def _drop(state: Path) -> None:
-    for path in state.iterdir():
-        path.unlink()
-    state.rmdir()
+def _trained(steps: Iterable[Any], state: Path) -> Progress:
+    """Train to the end; the record is the state's, which knows of what went before a kill."""
+    for _ in steps:
+        pass
+    return read_progress(state)
+
+
+def _rounded(curve: Iterable[list[Any]]) -> list[list[float]]:
+    return [[step, round(loss, 4), round(accuracy, 4)] for step, loss, accuracy in curve]
 
 
 def _command(name: str, seeds: Sequence[int], out: str, steps: int | None, batch: int | None) -> str:
@@ -345,14 +356,14 @@ def _command(name: str, seeds: Sequence[int], out: str, steps: int | None, batch
     )
 
 
-def _circumstances(plan: Recipe, seed: int, place: torch.device, began: float) -> dict[str, Any]:
+def _circumstances(plan: Recipe, seed: int, place: torch.device, seconds: float) -> dict[str, Any]:
     """What a model's record says about its training, once that has ended."""
     return {
         "recipe": plan.describe(),
         "seed": seed,
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(seconds, 1),
     }
 
 

@@ -27,6 +27,8 @@ _NAMES = {
     "hugging_face": "Hugging Face eager loop",
 }  # fmt: skip
 SMALL_TARGET, LARGE_TARGET, BARE_TARGET = 20, 50, 2
+LEAST_OF_BARE = 0.8
+"""Ours over the bare run, which does less: below this the bare run was cold or disturbed."""
 LARGE_WIDTH = "random-"
 BUSY = 3
 """Wall time over CPU time per thread from which on a run is called disturbed."""
@@ -121,8 +123,14 @@ def _targets(bench: dict[str, Any]) -> list[str]:
             f"{cpu:.3g}× (CPU)."
         )
     reached = summary["of_bare"]
+    once = bench["repeats"] == 1
+    if once or min(reached, summary["cpu_of_bare"]) < LEAST_OF_BARE:
+        cause = "one run of each" if once else f"below {LEAST_OF_BARE}×, so the bare run was disturbed"
+        verdict = f"The ratio means nothing ({cause}); repeat"
+    else:
+        verdict = _verdict(reached <= BARE_TARGET)
     lines.append(
-        f"Target: within {BARE_TARGET}× of the bare run. {_verdict(reached <= BARE_TARGET)}: {reached:.3g}× (wall), "
+        f"Target: within {BARE_TARGET}× of the bare run. {verdict}: {reached:.3g}× (wall), "
         f"{summary['cpu_of_bare']:.3g}× (CPU). Of the floor it is {summary['of_floor']:.3g}× (wall)."
     )
     return lines

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from hooks.errors import PhaselensError
-from interp.bench import methods, worker
+from interp import cli_bench
+from interp.bench import methods, page_map, worker
 from interp.bench.cases import Case, Loaded
 from interp.bench.ceilings import Ceilings, Work, work_of
 from interp.bench.compare import compare
@@ -136,6 +137,32 @@ def test_the_page_says_what_was_reached_and_what_was_missed():
     missing = text.split("## Not measured here")[1]
     assert "random-28" in missing
     assert "bench w8s8-4kv" not in missing
+
+
+@pytest.mark.parametrize(
+    ("model", "n", "calibration", "whole"),
+    [("tiny", 5, None, (12, 12)), ("tiny", 13, 13, (24, 24)), ("w8s8-4kv", None, None, (192, 24)), ("random-2", 5, None, (5, 1))],
+)  # fmt: skip
+def test_prompts_are_whole_blocks_of_the_models_own_residues(model, n, calibration, whole):
+    none = dict.fromkeys(("length", "unit", "method", "memory", "loop_units"))
+    plan, _ = cli_bench._map_planned(
+        model, {}, n=n, calibration=calibration, repeats=1, threads=1, seed=0, device="cpu", **none
+    )
+    assert (plan["case"]["n"], plan["case"]["n_calibration"]) == whole
+
+
+@pytest.mark.parametrize(
+    ("repeats", "of_bare", "told"),
+    [(1, 1.1, "means nothing (one run"), (3, 0.283, "means nothing (below 0.8×"), (3, 1.1, "Reached"), (3, 2.1, "Missed")],
+)  # fmt: skip
+def test_a_ratio_that_means_nothing_is_not_called_reached(repeats, of_bare, told):
+    bench = {
+        "case": {"model": "tiny", "unit": "kv_head"}, "units": 4, "repeats": repeats,
+        "summary": {"times_ours": {}, "of_bare": of_bare, "cpu_of_bare": of_bare, "of_floor": 3.0},
+    }  # fmt: skip
+    (line,) = page_map._targets(bench)
+    assert told in line
+    assert ("Reached" in line) == (told == "Reached")
 
 
 def test_the_page_says_when_other_programs_took_the_cores():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -59,6 +60,14 @@ def test_every_verb_has_help_with_an_example(verb, capsys):
     assert main([verb, "--help"]) == 0
     text = capsys.readouterr().out
     assert re.search(rf"^Example: phaselens {verb}\b", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_line_of_a_paragraph_is_too_long_for_80_columns(verb):
+    told = inspect.cleandoc(app[verb].default_command.__doc__ or "")
+    for paragraph in told.split("\n\n"):  # a paragraph of one line is wrapped as a whole
+        lines = paragraph.splitlines()
+        assert len(lines) < 2 or max(map(len, lines)) <= 79, paragraph
 
 
 def test_the_list_of_verbs_describes_every_one_from_its_docstring(capsys):

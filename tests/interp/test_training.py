@@ -1,6 +1,7 @@
 """Training: the schedule, resuming after a kill, and that it learns."""
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import time
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import hooks
 from hooks import PhaselensError
@@ -19,6 +21,7 @@ from interp import cli, recipes, training
 from interp.family import Family
 from interp.rng import torch_rng
 from interp.tasks import RecallTask
+from interp.training_state import read_progress
 
 TASK = RecallTask(
     n_keys=8, n_values=8, n_filler=4, n_records=4, context=16, n_queries=2, n_demonstrations=1, modulus=4
@@ -84,6 +87,69 @@ t.run(t.small(), folder=__import__("pathlib").Path({str(tmp_path)!r}))
     resumed.cfg = whole.cfg
     run(resumed, folder=tmp_path)
     assert resumed.content_hash() == whole.content_hash()
+
+
+FOREIGN = ("thesis.txt", "sub/notes.txt", "state.safetensors.bak")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_files_of_others_in_the_state_folder_stay(seeds, resume, tmp_path):
+    state = tmp_path / "tiny" / "state"
+    for name in FOREIGN:
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_text(name)
+    left = state / ".state.safetensors.abc123.safetensors"  # of a save that was killed
+    left.write_text("half")
+    training.train_family(
+        "tiny", out=tmp_path, seeds=seeds, steps=2, batch=2, resume=resume, device="cpu", progress=False, n_per_residue=0
+    )  # fmt: skip
+    assert {str(p.relative_to(state)): p.read_text() for p in state.rglob("*") if p.is_file()} == {
+        name: name for name in FOREIGN
+    }
+
+
+@pytest.mark.parametrize("seeds", [[3], [3, 4]])
+@pytest.mark.parametrize("killed", ["midway", "in the closing"])
+def test_a_killed_training_keeps_its_record(killed, seeds, tmp_path, monkeypatch):
+    plan = dataclasses.replace(recipes._RECIPES["tiny"], steps=6, batch=1)
+    task = dataclasses.replace(TASK, n_keys=32, n_values=32, n_filler=8)
+    monkeypatch.setitem(recipes._RECIPES, "tiny", dataclasses.replace(plan, task=task))
+    options = {"seeds": seeds, "device": "cpu", "progress": False, "n_per_residue": 0}
+    monkeypatch.setattr(training, "fit", functools.partial(training.fit, save_every=2))
+    whole = training.train_family("tiny", out=tmp_path / "whole", **options)
+    counted = []
+
+    def stop(*arguments):
+        if killed == "midway":
+            save(*arguments)
+        counted.append(read_progress(tmp_path / "killed" / name / "state").seconds)
+        raise KeyboardInterrupt
+
+    save, name = training.save_state, "tiny-seed3"
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "save_state" if killed == "midway" else "_close", stop)
+        with pytest.raises(KeyboardInterrupt):
+            training.train_family("tiny", out=tmp_path / "killed", **options)
+    resumed = training.train_family("tiny", out=tmp_path / "killed", **options)
+    for one, other in zip(whole, resumed, strict=True):
+        told, record = (json.loads((folder / "training.json").read_text()) for folder in (one, other))
+        assert [step for step, _, _ in record["curve"]] == [0, 5]
+        assert record["curve"] == told["curve"]
+        assert record["seconds"] >= round(counted[0], 1)
+    assert counted[0] > 0
+
+
+def test_states_of_earlier_versions_are_resumed(tmp_path):
+    run(small(), folder=tmp_path)
+    path = tmp_path / "state.safetensors"
+    with safe_open(path, framework="pt") as file:
+        found = file.metadata()
+        metadata = {"run": found["run"], "step": "11"}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    assert [step for step, _, _ in json.loads(found["curve"])] == [0, 11]
+    save_file(tensors, path, metadata=metadata)
+    assert [step for step, _ in run(small(), folder=tmp_path)] == [11]
 
 
 def test_a_state_of_another_run_is_refused(tmp_path):
