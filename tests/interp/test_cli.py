@@ -345,7 +345,8 @@ def test_report_as_json_is_the_manifest(saved_model, tmp_path, capsys, monkeypat
     assert main(["report", str(saved_model), "-o", str(tmp_path / "r"), *SMALL, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((tmp_path / "r" / "report.json").read_text())
-    assert set(printed) == {"model", "files", "notice", "sweep", "knockout", "specialization", "gates"}
+    results = {"sweep", "knockout", "specialization", "gates"}
+    assert set(printed) == {"model", "files", "notice", "made_by", "digests", *results}
 
 
 def test_zoo_lists_every_bundled_model(capsys):
