@@ -62,6 +62,7 @@ def test_same_seed_same_model_and_another_seed_another():
     assert first.content_hash() != other.content_hash()
 
 
+@pytest.mark.slow  # of a family likewise, in the quick form below
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path):
     whole = small()
     run(whole)
