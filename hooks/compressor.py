@@ -45,6 +45,7 @@ class WindowTokens:
     ) -> None:
         self.x, self.index, self.clipped, self.first = x, index, clipped, first
         self._gathered: Tensor | None = None
+        self._by_offset: Tensor | None = None
 
     @property
     def n_entries(self) -> int:
@@ -64,6 +65,12 @@ class WindowTokens:
                 self.x.unflatten(1, tuple(self.index.shape)) if side_by_side else self.x[:, self.index]
             )
         return self._gathered
+
+    def by_offset(self) -> Float[Tensor, "w b*e d"]:
+        """The same inputs offset by offset, copied once: every map of every branch multiplies this one."""
+        if self._by_offset is None:
+            self._by_offset = self.gathered().permute(2, 0, 1, 3).flatten(1, 2).contiguous()
+        return self._by_offset
 
 
 def window_tokens(
@@ -136,7 +143,8 @@ class Branch(nn.Module):
         maps, _, groups, width = weight.shape
         flat = weight.flatten(2)
         if maps == self.geometry.window and maps > 2:
-            out = torch.einsum("bewd,wdc->bewc", tokens.gathered(), flat)
+            out = torch.bmm(tokens.by_offset(), flat)
+            out = out.unflatten(1, (tokens.x.shape[0], tokens.n_entries)).permute(1, 2, 0, 3)
             return out.unflatten(-1, (groups, width))
         # Shared maps see each token once, then slots pick their series.
         per_token = torch.einsum("btd,mdc->btmc", tokens.x, flat)

@@ -218,7 +218,7 @@ def explore(folder: Path, port: int | None) -> None:
         raise PhaselensError("the explorer is not installed: package 'apps' has no explorer/app.py")
     port = _free_port(port)
     command = [
-        sys.executable, "-m", "streamlit", "run", str(script),
+        sys.executable, "-m", "apps.explorer.serve", "run", str(script),
         "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
         "--browser.gatherUsageStats", "false", "--client.showErrorDetails", "none",
         "--server.fileWatcherType", "none", "--logger.hideWelcomeMessage", "true",

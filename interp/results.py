@@ -26,7 +26,6 @@ import pandas as pd
 import xarray as xr
 
 from hooks.errors import CheckpointError, PhaselensError
-from interp.altered import alterations
 
 __all__ = [
     "ResultsError",
@@ -409,6 +408,8 @@ def provenance(model: Any, task: Any, seed: int, **extra: Any) -> dict[str, Any]
         ``model model_hash task seed``, ``altered`` (where the model was not measured as it is), versions, the
         git commit of the checkout that holds the package (if any), ``created`` (UTC), and `extra`.
     """
+    from interp.altered import alterations  # loads torch, which a page of saved results does without
+
     changed = alterations(model)
     attrs: dict[str, Any] = {
         "model": f"{model.name}, {changed}" if changed else str(model.name),

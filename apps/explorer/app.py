@@ -37,7 +37,19 @@ STYLE = """
   [role="tab"][aria-selected="true"], [role="tab"][aria-selected="true"] * { color: inherit !important; }
   [data-testid="stSlider"] * { color: inherit !important; }
   :focus-visible { outline: 2px solid currentColor; outline-offset: 2px; }
+  /* A still stands in its chart's place until that is drawn, and is read out, not seen, from then on. */
+  [class*="-still-"] { display: grid; grid-template-columns: 100%; }
+  [class*="-still-"] > * { grid-area: 1 / 1; width: 100%; }
+  [class*="-still-"] [data-testid="stSkeleton"] { display: none; }
+  table.still { width: 100%; table-layout: fixed; border-collapse: separate; border-spacing: 1px; line-height: 1; }
+  table.still td, table.still th { padding: 0; border: 0; text-align: center; font-weight: normal; }
+  table.still th[scope="row"] { text-align: right; padding-right: 4px; }
+  table.still .serves { outline: 1.3px solid; outline-offset: -2px; }
+  [class*="-still-"]:has(.js-plotly-plot .shapelayer path) table.still {
+    position: absolute; width: 1px; height: 1px !important; overflow: hidden; clip-path: inset(50%);
+  }
   @media (max-width: 640px) {
+    table.still tbody td { font-size: 0; }
     .block-container { padding-left: 0.9rem; padding-right: 0.9rem; }
     [data-testid="stHorizontalBlock"]:has([data-testid="stMetric"]) { flex-flow: row wrap; gap: 0.5rem; }
     [data-testid="stHorizontalBlock"]:has([data-testid="stMetric"]) > [data-testid="stColumn"] {

@@ -63,7 +63,13 @@ def alt_text(drawn: go.Figure) -> str:
     return str((drawn.layout.meta or {}).get("alt", ""))
 
 
-def figure(drawn: go.Figure, name: str, *, on_click: Callable[[Sequence[Any]], None] | None = None) -> None:
+def figure(
+    drawn: go.Figure,
+    name: str,
+    *,
+    on_click: Callable[[Sequence[Any]], None] | None = None,
+    meanwhile: str = "",
+) -> None:
     """Show a chart with its caption, its description in words, and its files.
 
     Parameters
@@ -74,13 +80,18 @@ def figure(drawn: go.Figure, name: str, *, on_click: Callable[[Sequence[Any]], N
         Of its files, and of the chart on the page.
     on_click : function, optional
         Called with the ``customdata`` of a point that is clicked, before the page is drawn again.
+    meanwhile : str
+        HTML of class ``still`` that stands in the chart's place until the browser has drawn it.
     """
     more: dict[str, Any] = {}
     if on_click is not None:
         more = {"on_select": partial(_clicked, f"chart-{name}", on_click), "selection_mode": "points"}
     if drawn.layout.showlegend:
         st.html(legend(drawn))
-    with st.container(key=f"{'dense' if _dense(drawn) else 'plain'}-{name}"):
+    kind = f"{'dense' if _dense(drawn) else 'plain'}{'-still' if meanwhile else ''}"
+    with st.container(key=f"{kind}-{name}"):
+        if meanwhile:
+            st.html(meanwhile)
         st.plotly_chart(
             _on_screen(drawn),
             key=f"chart-{name}",

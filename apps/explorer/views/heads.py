@@ -11,6 +11,7 @@ import xarray as xr
 
 from apps.explorer.parts import chosen_report, figure, heading, sweep_summary, table
 from apps.explorer.state import choice, screen_theme, switch
+from apps.explorer.still import heat_table
 from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
 from interp.figures.base import number
@@ -57,12 +58,12 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     with right:
         label = _LABEL.get(str(knockout.attrs.get("unit_kind", "kv_head")), "layer")
         unit = choice(f"Unit ({label})", "unit", units, default=_most_telling(knockout))
-    drawn = effect_heatmap(
-        knockout, found.get("specialization"), axis=across, theme=screen_theme(190), max_height_mm=170
-    )
+    served, looks = found.get("specialization"), {"theme": screen_theme(190), "max_height_mm": 170}
+    still = heat_table(knockout, served, axis=across, **looks)
+    drawn = effect_heatmap(knockout, served, axis=across, **looks)
     # Few rows are too short for "KV head (layer.head)"; the list above says how units are named.
     drawn.for_each_yaxis(_short_title, selector={"side": None})
-    figure(drawn, f"heatmap-{across}", on_click=_open)
+    figure(drawn, f"heatmap-{across}", on_click=_open, meanwhile=still)
     return unit
 
 
