@@ -220,6 +220,8 @@ def explore(folder: Path, port: int | None) -> None:
     command = [
         sys.executable, "-m", "apps.explorer.serve", "run", str(script),
         "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
+        # A page elsewhere whose name resolves to this machine is sent away by the name it asks for.
+        "--server.allowedHosts", "127.0.0.1", "--server.allowedHosts", "localhost",
         "--browser.gatherUsageStats", "false", "--client.showErrorDetails", "none",
         "--server.fileWatcherType", "none", "--logger.hideWelcomeMessage", "true",
         "--", str(folder.resolve()),

@@ -61,6 +61,21 @@ STYLE = """
 </style>
 """
 
+# Plotly answers a tap with the point that the pointer was over before it; moved there first, it is the tapped one.
+SCRIPT = """
+<script>
+  if (!window.phaselensTaps) {
+    window.phaselensTaps = true;
+    document.addEventListener("touchstart", (event) => {
+      const {clientX, clientY} = event.touches[0];
+      if (event.target.closest(".js-plotly-plot")) {
+        event.target.dispatchEvent(new MouseEvent("mousemove", {clientX, clientY, bubbles: true, view: window}));
+      }
+    }, {capture: true, passive: true});
+  }
+</script>
+"""
+
 
 def _page(name: str) -> Callable[[], None]:
     """A page whose module, and what that imports, is loaded when it is opened."""
@@ -81,6 +96,7 @@ def main() -> None:
     ]
     chosen = st.navigation(pages, position="top")
     st.html(STYLE)
+    st.html(SCRIPT, unsafe_allow_javascript=True)  # a constant: no word of a file or an address is in it
     chosen.run()
 
 

@@ -6,6 +6,7 @@ Every walk is slow-marked; its quick form, without a browser, is in test_explore
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -62,8 +63,8 @@ def _told(message: Any) -> str:
     return f"{message.text} {message.location.get('url', '')}"
 
 
-def cell(page: Any, row: int, column: int) -> None:
-    """Click near the edge of one cell of the page's first chart, by its place in data coordinates."""
+def cell(page: Any, row: int, column: int, *, tap: bool = False) -> None:
+    """Click, or tap, near the edge of one cell of the page's first chart, by its place in data coordinates."""
     place = page.evaluate(
         """([row, column]) => {
             const plot = document.querySelector('.js-plotly-plot'), layout = plot._fullLayout;
@@ -73,6 +74,9 @@ def cell(page: Any, row: int, column: int) -> None:
         }""",
         [row, column],
     )
+    if tap:
+        page.touchscreen.tap(*place)
+        return
     page.mouse.move(*place)
     page.mouse.click(*place)
 
@@ -90,6 +94,52 @@ def test_a_click_on_a_cell_opens_its_unit_and_its_link_opens_it_again(page, addr
     page.goto(link)
     settle(page)
     assert page.get_by_role("heading", name="Unit 0.1").is_visible()
+
+
+def test_a_tap_opens_the_cell_it_is_on(chromium, address):
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(f"{address}/?unit=1.0")
+    settle(page)
+    for row, unit in ((1, "0.1"), (3, "1.1"), (0, "0.0")):
+        page.locator(".js-plotly-plot").first.scroll_into_view_if_needed()
+        cell(page, row, 0, tap=True)
+        page.get_by_role("heading", name=f"Unit {unit}").wait_for(timeout=60_000)
+        settle(page)
+    context.close()
+
+
+def test_a_table_stands_in_for_the_heat_map_until_that_is_drawn(page, address):
+    page.route("**/PlotlyChart*.js", lambda route: None)  # the chart's program never comes
+    page.goto(f"{address}/")
+    table = page.get_by_role("table", name="Effect in percent, unit by phase")
+    table.wait_for(timeout=60_000)
+    assert table.get_by_role("rowheader").all_inner_texts() == ["0.0", "0.1", "1.0", "1.1"]
+    assert table.bounding_box()["width"] > 600
+    page.unroute("**/PlotlyChart*.js")
+    page.reload()
+    settle(page)
+    assert page.locator(".js-plotly-plot").first.bounding_box()["width"] > 600
+    assert (
+        table.evaluate("one => getComputedStyle(one).clipPath") == "inset(50%)"
+    )  # still there, to be read out
+
+
+def test_a_page_elsewhere_cannot_open_a_session(address):
+    port = int(address.rsplit(":", 1)[1])
+
+    def answer(host: str) -> bytes:
+        lines = (
+            "GET /_stcore/stream HTTP/1.1", f"Host: {host}:{port}", f"Origin: http://{host}:{port}",
+            "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==", "", "",
+        )  # fmt: skip
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as asked:
+            asked.sendall("\r\n".join(lines).encode())
+            return asked.recv(64).split()[1]
+
+    # The name of a page elsewhere can be made to mean this machine; the browser then thinks they are one.
+    assert [answer(name) for name in ("127.0.0.1", "localhost", "evil.example")] == [b"101", b"101", b"403"]
 
 
 def test_the_keyboard_alone_chooses_a_unit(page, address):
@@ -171,14 +221,18 @@ def test_axe_finds_no_serious_violation(name, scheme, page, address, axe):
     page.goto(f"{address}/{VIEWS[name]}")
     settle(page)
     page.evaluate(axe)
-    found = page.evaluate(
-        "([types, own]) => axe.run({exclude: own.map(s => [s])}, {runOnly: {type: 'tag', values: types}})",
-        [list(TYPES), STREAMLIT_OWN],
-    )
-    serious = [
-        f"{one['id']}: {node['target']} {node.get('failureSummary', '')[:200]}"
-        for one in found["violations"]
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"]
-    ]
+    serious = []
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(500)
+        found = page.evaluate(
+            "([types, own]) => axe.run({exclude: own.map(s => [s])}, {runOnly: {type: 'tag', values: types}})",
+            [list(TYPES), STREAMLIT_OWN],
+        )
+        serious += [
+            f"{width}: {one['id']}: {node['target']} {node.get('failureSummary', '')[:200]}"
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
     assert serious == []
