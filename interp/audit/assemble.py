@@ -11,7 +11,14 @@ import torch
 import xarray as xr
 
 from interp import stats
-from interp.audit.inference import POWER, cross_shares, detectable_gap, gap_test, query_gap_test
+from interp.audit.inference import (
+    POWER,
+    GapTest,
+    cross_shares,
+    detectable_gap,
+    gap_test,
+    query_gap_test,
+)
 from interp.audit.plan import Plan
 from interp.audit.state import Score
 from interp.sweep import summarise
@@ -115,7 +122,9 @@ def add_tests(sweep: xr.Dataset, *, n_tests: int) -> xr.Dataset:
 
     Variables ``placebo_gap_pp placebo_null_pp placebo_p (placebo_stride)``. Attrs ``mean_accuracy``,
     ``gap_p`` (permutation), ``level``, ``gap_critical_pp`` and ``detectable_gap_pp`` (80% power at that
-    level), ``found`` (1 if gap_p ≤ level).
+    level), ``found`` (1 if gap_p ≤ level, and no change with position explains the gap). Where positions are
+    known and gap_p ≤ level: ``rest_gap_pp rest_gap_p rest_period rest_period_p``, the same less what a step and
+    a slow change with position explain (:func:`interp.stats.without_position`), and ``step``, where it is.
     """
     correct = sweep["correct"].values.astype(float)
     stride, modulus, seed = (int(sweep.attrs[name]) for name in ("stride", "modulus", "seed"))
@@ -130,6 +139,7 @@ def add_tests(sweep: xr.Dataset, *, n_tests: int) -> xr.Dataset:
     }
     sweep = sweep.assign_coords(placebo_stride=np.array(placebos, dtype=np.int64))
     sweep = sweep.assign({name: ("placebo_stride", np.array(v, dtype=float)) for name, v in added.items()})
+    positional = _less_position(sweep, own, level) if own.p <= level else {}
     enough = len(correct) >= _NO_PERMUTATION_BELOW
     detectable = detectable_gap(correct, stride, own.critical, level=level, seed=seed) if enough else np.nan
     return sweep.assign_attrs(
@@ -140,8 +150,31 @@ def add_tests(sweep: xr.Dataset, *, n_tests: int) -> xr.Dataset:
         gap_critical_pp=100 * own.critical,
         detectable_gap_pp=100 * detectable,
         power=POWER,
-        found=int(own.p <= level),
+        found=int(own.p <= level and positional.get("rest_found", True)),
+        **{name: value for name, value in positional.items() if name != "rest_found"},
     )
+
+
+def _less_position(sweep: xr.Dataset, own: GapTest, level: float) -> dict[str, Any]:
+    """What is left of a gap and a period when changes with position are taken away; {} if positions are unknown."""
+    if "target_position" not in sweep:
+        return {}
+    position = sweep["target_position"].values
+    stride, seed = int(sweep.attrs["stride"]), int(sweep.attrs["seed"])
+    less = stats.without_position(sweep["correct"].values, position)
+    rest = gap_test(less.values, stride, level=level, seed=seed)
+    on = str(sweep.attrs.get("period_on", "correct"))
+    measured = stats.without_position(sweep[on].values, position).values
+    period = stats.find_period(measured, position, candidates=stats.candidates_for(stride), seed=seed)
+    return {
+        "rest_gap_pp": 100 * rest.gap,
+        "rest_gap_p": rest.p,
+        "rest_period": period.period,
+        "rest_period_p": period.p,
+        "step": less.step,
+        # Without any noise the least remainder is significant: it must be the larger part as well.
+        "rest_found": rest.p <= level and rest.gap >= own.gap / 2,
+    }
 
 
 def crossing(plan: Plan, scores: Mapping[int, Sequence[Score]], *, attrs: Mapping[str, Any]) -> xr.Dataset:

@@ -121,7 +121,11 @@ def _tiles(a: Mapping[str, float]) -> str:
         ("gap by chance", f"{number(a['null_gap_pp'])} pp", p_value(a["gap_p"])),
         ("residue gap", f"{number(a['gap_residue_pp'])} pp", f"over {a['modulus']} residues"),
         ("worst phase", str(a["worst_phase"]) if a["gap_pp"] else "–", f"of 0 to {int(a['stride']) - 1}"),
-        ("period", stats.period_label(a), p_value(a["period_p"])),
+        (
+            "period",
+            stats.period_label(a),
+            "; ".join(filter(None, [p_value(a["period_p"]), wording.period_rest(a)])),
+        ),
         (
             "would have been seen",
             f"{number(a['detectable_gap_pp'])} pp",

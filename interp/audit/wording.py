@@ -11,7 +11,17 @@ import xarray as xr
 
 from interp import stats
 
-__all__ = ["cross_lines", "interval", "notes", "number", "p_value", "period_text", "position_text", "verdict"]
+__all__ = [
+    "cross_lines",
+    "interval",
+    "notes",
+    "number",
+    "p_value",
+    "period_rest",
+    "period_text",
+    "position_text",
+    "verdict",
+]
 
 _FLOOR, _CEILING = 0.05, 0.98
 _MOST_LENGTHS = 6
@@ -44,8 +54,17 @@ def p_value(p: float) -> str:
 
 
 def period_text(attrs: Mapping[str, object]) -> str:
-    """Return the period and its p."""
-    return f"{stats.period_label(attrs)} ({p_value(float(str(attrs['period_p'])))})"
+    """Return the period and its p; and :func:`period_rest`."""
+    told = f"{stats.period_label(attrs)} ({p_value(float(str(attrs['period_p'])))})"
+    return "; ".join(filter(None, [told, period_rest(attrs)]))
+
+
+def period_rest(attrs: Mapping[str, object]) -> str:
+    """Say what the period is less changes with position; "" where it is the same or was not looked for."""
+    if attrs.get("rest_period", attrs["period"]) == attrs["period"]:
+        return ""
+    rest = {**attrs, "period": attrs["rest_period"]}
+    return f"less changes with position {stats.period_label(rest)} ({p_value(float(str(attrs['rest_period_p'])))})"
 
 
 def position_text(attrs: Mapping[str, object]) -> str:
@@ -62,6 +81,12 @@ def verdict(sweep: xr.Dataset) -> str:
             f"accuracy depends on the target's phase: gap {number(a['gap_pp'])} pp "
             f"(95% {interval(a['gap_pp_low'], a['gap_pp_high'])}; {number(a['null_gap_pp'])} pp by chance, "
             f"{p_value(a['gap_p'])}){by_residue}, worst phase {a['worst_phase']}, period {period_text(a)}"
+        )
+    if a["gap_p"] <= a["level"]:
+        return (
+            f"no phase sensitivity found: a change with position explains the gap of {number(a['gap_pp'])} pp "
+            f"({p_value(a['gap_p'])}); less a step at {a['step']} and slow changes, {number(a['rest_gap_pp'])} pp are "
+            f"left ({p_value(a['rest_gap_p'])})"
         )
     seen = a["detectable_gap_pp"]
     if not math.isfinite(seen):
@@ -88,7 +113,7 @@ def notes(sweep: xr.Dataset) -> list[str]:
             f"The model states no stride; phases are counted by {a['stride']}, a placebo. Another one can be "
             "given with --stride."
         )
-    if not a["found"] and a["period"]:
+    if not a["found"] and a["period"] and a.get("rest_period", 1):
         on = "log-probability" if a["period_on"] == "logprob" else "right and wrong"
         found.append(f"Still, {on} has period {period_text(a)} in the target's position.")
     aliased = [

@@ -34,6 +34,7 @@ from interp.stats.permutation import (
     null_gap,
     selectivity_test,
 )
+from interp.stats.position import WithoutPosition, without_position
 
 __all__ = [
     "CANDIDATES",
@@ -46,6 +47,7 @@ __all__ = [
     "EffectTest",
     "Period",
     "SelectivityTest",
+    "WithoutPosition",
     "bca",
     "benjamini_hochberg",
     "by_cycle",
@@ -69,4 +71,5 @@ __all__ = [
     "selectivity_test",
     "unanswered",
     "wilson",
+    "without_position",
 ]
