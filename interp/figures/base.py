@@ -33,6 +33,7 @@ __all__ = [
     "room_beside",
     "tick_step",
     "unit_order",
+    "weight",
 ]
 
 LEGEND_KEY = 46.0
@@ -228,6 +229,17 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [
         float(round(i * step, 12)) for i in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)
     ]
+
+
+def weight(value: float) -> str:
+    """Format a weight between 0 and 1 with three significant digits, from two to four of them behind the point."""
+    digits = (
+        2 if not np.isfinite(value) or value == 0 else min(4, max(2, 2 - int(np.floor(np.log10(abs(value))))))
+    )
+    text = number(value, digits)
+    while len(text.partition(".")[2]) > 2 and text.endswith("0"):
+        text = text[:-1]
+    return text
 
 
 def tick_step(count: int, spacing: float, label: float, *, cycle: int | None = None) -> int:

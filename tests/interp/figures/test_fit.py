@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 from PIL import ImageFont
 
-from interp.figures.base import FigureError, TooNarrow
+from interp.figures.base import FigureError, TooNarrow, weight
 from interp.figures.browser import browser_path, render_many
 from interp.figures.paper import Look, command, paper_figure
+from interp.figures.point_names import Name, named_points
 from interp.figures.text import text_width, wrapped
 from interp.figures.theme import mm
 from tests.apps.server import browser
-from tests.interp.figures import data
 from tests.interp.figures.test_cycling import result as cycled
 from tests.interp.figures.test_paper import found
 
@@ -63,7 +64,7 @@ def faults(figure: go.Figure, boxes: list[list[Any]], gaps: list[float]) -> list
     return wrong
 
 
-def measured(cases: list[tuple[list[str], float, float, int | None]]) -> dict[str, list[str]]:
+def measured(cases: Sequence[tuple[list[str], float, float, int | None]]) -> dict[str, list[str]]:
     """Faults by case, of those that can be drawn."""
     made = [(case, drawn(case[0], width_mm=case[1], font_pt=case[2], columns=case[3])) for case in cases]
     figures = [(case, figure) for case, figure in made if figure is not None]
@@ -127,7 +128,8 @@ def test_columns_left_out_stay_out_of_the_command():
 
 def test_every_unit_is_in_the_legend_of_a_narrow_panel():
     whole = paper_figure(found(), ["gates", "offsets"], width_mm=60, font_pt=9, columns=1)
-    shown = [trace.name for trace in whole.data if trace.showlegend]
+    traces: Any = whole.data
+    shown = [trace.name for trace in traces if trace.showlegend]
     assert shown == ["key gate", "value gate", "knockout effect", "key gate", "value gate"]
 
 
@@ -159,9 +161,40 @@ def test_lines_break_at_spaces_then_within_names():
     assert wrapped("unbreakable", 10, 1) == "unbreakable"
 
 
-def test_small_heads_names_are_all_there():
-    """Sixteen gates on four places: names stand together, or at the end of a line."""
-    gates = data.gates()
-    whole = paper_figure({"gates": gates}, ["offsets"], width_mm=60)
-    written = ", ".join(text for trace in whole.data for text in (trace.text or ())).replace("<br>", " ")
-    assert written == "all" or {str(u) for u in gates["unit"].values} <= set(written.split(", "))
+# ---- names of points
+
+
+def names_of(points: list[tuple[str, float, float]], side: float = 150.0) -> tuple[list[Name], int]:
+    return named_points(points, 7.0, (side, side))
+
+
+def test_points_close_together_have_names_at_the_end_of_lines_and_none_is_lost():
+    points = [(f"{i // 4}.{i % 4}", 70.0 + 5 * (i % 4), 70.0 + 5 * (i // 4)) for i in range(16)]
+    names, lost = names_of(points)
+    assert lost == 0
+    assert {name.text for name in names} == {name for name, *_ in points}
+    assert {name.point for name in names} == {(x, y) for _, x, y in points}
+    assert any(name.line for name in names)
+
+
+def test_points_in_one_place_share_a_name():
+    names, lost = names_of([("0.0", 75, 75), ("0.1", 75, 75.5), ("1.0", 20, 20)])
+    assert [name.text for name in names] == ["0.0, 0.1", "1.0"]
+    assert lost == 0
+    (every,), _ = names_of([(f"0.{i}", 75, 75) for i in range(4)])
+    assert every.text == "all"
+
+
+def test_of_many_points_those_without_room_are_counted():
+    names, lost = names_of([(f"{i}.0", 75 + 1.5 * i, 75) for i in range(30)], side=200)
+    assert len(names) + lost == 30
+    assert lost > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.125, "0.125"), (0.5, "0.50"), (0.0, "0.00"), (1.0, "1.00"), (0.1234, "0.123"), (0.0625, "0.0625"),
+     (0.999, "0.999"), (float("nan"), "–")],
+)  # fmt: skip
+def test_weights_have_three_digits_where_two_say_something_else(value, text):
+    assert weight(value) == text
