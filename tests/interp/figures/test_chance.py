@@ -1,5 +1,7 @@
 """Maps say when no cell of theirs can be told from chance: 2/2⁵ > 0.05 ≥ 2/2⁶."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -39,7 +41,7 @@ def test_a_map_without_a_test_says_so_instead_of_what_outlines_mean(draw):
 def test_a_heat_map_without_a_test_flags_no_phase_as_served_by_none():
     found = data.knockout()
     few = found.isel(prompt=slice(0, 5)) if "prompt" in found.dims else prompts_of(found, 5)
-    drawn = effect_heatmap(few, specialization(few))
+    drawn: Any = effect_heatmap(few, specialization(few))
     assert NOTE.format(5) in drawn.layout.meta["caption"]
     assert NOTE.format(5) in drawn.layout.meta["alt"]
     assert not any(note.text.startswith(("□", "•", "▼")) for note in drawn.layout.annotations)

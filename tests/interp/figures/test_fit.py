@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 from PIL import ImageFont
 
@@ -36,7 +35,7 @@ def results() -> dict[str, Any]:
     return found() | {"cycling": cycled()}
 
 
-def drawn(names: list[str], **look: Any) -> go.Figure | None:
+def drawn(names: list[str], **look: Any) -> Any:
     """A figure, or None where one line says that its text has no room."""
     with contextlib.suppress(TooNarrow):
         return paper_figure(results(), names, **look)
@@ -51,7 +50,7 @@ def inked(box: list[Any]) -> tuple[float, float, float, float]:
     return left + across, top + down, right - across, bottom - down
 
 
-def faults(figure: go.Figure, boxes: list[list[Any]], gaps: list[float]) -> list[str]:
+def faults(figure: Any, boxes: list[list[Any]], gaps: list[float]) -> list[str]:
     """What Chromium measures of the drawn text: outside of the figure, across a gap, over other text."""
     width, height = figure.layout.width, figure.layout.height
     wrong = [
@@ -109,7 +108,7 @@ def test_two_figures_that_lost_text_keep_it():
 
 @pytest.mark.parametrize(("width", "font", "columns"), [(180, 7, 2), (200, 5, 2), (85, 9, 1), (60, 7, 1)])
 def test_the_most_columns_that_fit_are_taken(width, font, columns):
-    whole = paper_figure(found(), SETS[0], width_mm=width, font_pt=font)
+    whole: Any = paper_figure(found(), SETS[0], width_mm=width, font_pt=font)
     letters = [note for note in whole.layout.annotations if note.text in {f"<b>{c}</b>" for c in "abcd"}]
     assert len({round(note.x, 3) for note in letters}) == columns
 
@@ -127,7 +126,7 @@ def test_columns_left_out_stay_out_of_the_command():
 
 
 def test_every_unit_is_in_the_legend_of_a_narrow_panel():
-    whole = paper_figure(found(), ["gates", "offsets"], width_mm=60, font_pt=9, columns=1)
+    whole: Any = paper_figure(found(), ["gates", "offsets"], width_mm=60, font_pt=9, columns=1)
     traces: Any = whole.data
     shown = [trace.name for trace in traces if trace.showlegend]
     assert shown == ["key gate", "value gate", "knockout effect", "key gate", "value gate"]
