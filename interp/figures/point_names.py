@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from interp.figures.text import LINE, text_width, wrapped
@@ -83,11 +83,14 @@ def named_points(
     lines: list[tuple[tuple[float, float], tuple[float, float]]] = []
     names = obstacles[len(taken) + len(groups) :]
     for group in waiting:
-        free = [c for c in _around(group, size, area) if _free(c[1], obstacles, area)]
-        free = [c for c in free if not any(_crosses(c[0], line) for line in lines)] or free
-        found = next(
-            (c for c in free if not any(_runs_through(c[0], b) for b in names)), next(iter(free), None)
-        )
+        # The nearest place whose line meets nothing; else the nearest place at all.
+        free = (c for c in _around(group, size, area) if _free(c[1], obstacles, area))
+        first = found = next(free, None)
+        while found is not None and (
+            any(_crosses(found[0], line) for line in lines) or any(_runs_through(found[0], b) for b in names)
+        ):
+            found = next(free, None)
+        found = found or first
         if found is None:
             lost += group[3]
             continue
@@ -142,11 +145,10 @@ def _beside(group: tuple[str, float, float, int], size: float) -> list[tuple[Nam
 
 def _around(
     group: tuple[str, float, float, int], size: float, area: tuple[float, float]
-) -> list[tuple[Name, Box]]:
+) -> Iterator[tuple[Name, Box]]:
     """Places at the end of a line, nearest first."""
     text, x, y, _ = group
     width, height = _extent(text, size)
-    found = []
     for step in range(int(max(area) / 4)):
         radius = 2.5 * _RADIUS + 4 * step
         for turn in range(_ANGLES):
@@ -155,8 +157,7 @@ def _around(
             right = math.cos(angle) > 0
             left = end[0] + 1 if right else end[0] - 1 - width
             box = (left, end[1] - height / 2, left + width, end[1] + height / 2)
-            found.append((Name(text, (x, y), end, _BESIDE[0] if right else _BESIDE[1]), box))
-    return found
+            yield Name(text, (x, y), end, _BESIDE[0] if right else _BESIDE[1]), box
 
 
 def _free(box: Box, obstacles: Sequence[Box], area: tuple[float, float]) -> bool:
