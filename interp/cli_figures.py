@@ -41,7 +41,10 @@ def figures(
         float, Parameter(help="With --panels: width of the figure; 85 for one column, 180 for two.")
     ] = 180.0,
     font_pt: Annotated[float, Parameter(help="With --panels: size of type.")] = 7.0,
-    columns: Annotated[int, Parameter(help="With --panels: panels side by side.")] = 2,
+    columns: Annotated[
+        int | None,
+        Parameter(help="With --panels: panels side by side; 2, or 1 where text needs it, if left out."),
+    ] = None,
     units: Annotated[
         str | None, Parameter(help='With --panels: units of the panel "gates", with commas between.')
     ] = None,

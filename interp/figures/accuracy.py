@@ -10,14 +10,17 @@ import xarray as xr
 
 from interp.figures.base import (
     FigureError,
+    Legend,
     Margins,
     blank,
     describe,
-    legend_above,
     number,
     require,
+    room_below,
+    room_beside,
     tick_step,
 )
+from interp.figures.text import LINE, text_width, wrapped
 from interp.figures.theme import Theme, mm
 
 __all__ = ["accuracy_by_residue"]
@@ -69,33 +72,41 @@ def accuracy_by_residue(
     axis = _axis(named)
     strides = {_stride(sweep) for sweep in named.values()} - {0}
     shaded = axis == "target" and len(strides) == 1
-    left, right, f = theme.font * 3.6, theme.font * 0.6, theme.font
-    orientation, legend = legend_above(list(named), theme.width - left - right, f)
-    named_boundary = 1.4 if shaded else 0.5  # room for the line that names the boundary phase
+    f = theme.font
+    left, right = max(3.6 * f, room_beside(f, text_width("100", f), "")), 0.6 * f
+    width = theme.width - left - right
+    residues = max(sweep.sizes["residue"] for sweep in named.values())
+    legend = Legend.above(list(named), width, f, left=left)
+    note = wrapped(_boundary(min(strides)), theme.small, width) if shaded else ""
+    x_title = wrapped(_x_title(axis, residues, strides), f, width + 2 * right)
+    more_lines = LINE * (f * x_title.count("<br>") + theme.small * note.count("<br>"))
+    # Room for the lines that name the boundary phase.
+    lift = max(1.4 * f, 1.2 * theme.small + 4) if shaded else 0.5 * f
+    lift += LINE * theme.small * note.count("<br>")
     margins = Margins(
-        left=left, right=right, top=f * (named_boundary + (0.6 if legend else 0.1)) + legend, bottom=f * 3.2
+        left=left,
+        right=right,
+        top=lift + (max(0.6 * f, 5) if legend.height else 0.1 * f) + legend.height,
+        bottom=room_below(f, x_title),
     )
-    rows_below_each_other = legend if orientation == "v" else 0.0
-    height = mm(height_mm) + rows_below_each_other
+    height = mm(height_mm) + more_lines + (legend.height if legend.orientation == "v" else 0.0)
     plot_height = height - margins.top - margins.bottom
     figure = blank(theme=theme, height=height, margins=margins)
-    residues = max(sweep.sizes["residue"] for sweep in named.values())
     for index, (name, sweep) in enumerate(named.items()):
-        figure.add_trace(_line(name, sweep, index, theme))
+        figure.add_trace(_line(name, sweep, index, theme).update(name=legend.names[index]))
     if shaded:
-        _shade(figure, residues=residues, stride=min(strides), theme=theme)
-    width = theme.width - margins.left - margins.right
+        _shade(figure, note, residues=residues, stride=min(strides), width=width, theme=theme)
     step = tick_step(residues, width / residues, theme.font * 1.7, cycle=min(strides, default=None))
     figure.update_layout(
         xaxis=theme.axis(
-            title=_x_title(axis, residues, strides),
+            title=x_title,
             range=[-0.6, residues - 0.4],
             tickmode="array",
             tickvals=list(range(0, residues, step)),
         ),
         yaxis=theme.axis(title="accuracy (%)", standoff=2, range=[-3, 103], dtick=25, showgrid=True),
         showlegend=len(named) > 1,
-        legend=_legend(theme, orientation, lift=named_boundary * f / plot_height),
+        legend=legend.layout(theme, lift=lift / plot_height),
     )
     return describe(figure, alt=_alt(named), caption=_caption(named, axis))
 
@@ -174,7 +185,11 @@ def _line(name: str, sweep: xr.Dataset, index: int, theme: Theme) -> go.Scatter:
     )
 
 
-def _shade(figure: go.Figure, *, residues: int, stride: int, theme: Theme) -> None:
+def _boundary(stride: int) -> str:
+    return f"boundary phase {stride - 1} (S = {stride})"
+
+
+def _shade(figure: go.Figure, note: str, *, residues: int, stride: int, width: float, theme: Theme) -> None:
     """Shade every other cycle and, darker, all boundary phases; name them once above the plot."""
     shapes = [
         {"x0": start - 0.5, "x1": min(start + stride, residues) - 0.5, "fillcolor": theme.shade}
@@ -194,34 +209,21 @@ def _shade(figure: go.Figure, *, residues: int, stride: int, theme: Theme) -> No
     figure.update_layout(shapes=[common | shape for shape in shapes])
     if not boundaries:
         return
-    centred = residues * 0.2 <= stride - 1 <= residues * 0.7  # room on both sides of the first column
+    half = text_width(note, theme.small) / 2 * residues / width
+    centred = half <= stride - 0.5 <= residues - half  # room on both sides of the first column
     figure.add_annotation(
-        text=f"boundary phase {stride - 1} (S = {stride})",
+        text=note,
         x=boundaries[0] if centred else -0.5,
         xref="x",
         y=1,
         yref="y domain",
         xanchor="center" if centred else "left",
+        align="center" if centred else "left",
         yanchor="bottom",
         yshift=1,
         showarrow=False,
         font={"size": theme.small, "color": theme.muted},
     )
-
-
-def _legend(theme: Theme, orientation: str, *, lift: float) -> dict[str, object]:
-    """Legend above the plot, `lift` (a share of its height) clear of the boundary phase's name."""
-    return {
-        "orientation": orientation,
-        "x": 0,
-        "xanchor": "left",
-        "y": 1 + lift,
-        "yanchor": "bottom",
-        "font": {"size": theme.font},
-        "bgcolor": "rgba(0,0,0,0)",
-        "itemwidth": 30,
-        "tracegroupgap": 0,
-    }
 
 
 def _alt(named: Mapping[str, xr.Dataset]) -> str:

@@ -12,24 +12,31 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from hooks.errors import PhaselensError
-from interp.figures.theme import Theme
+from interp.figures.text import LINE, text_width, wrapped
+from interp.figures.theme import Theme, mm
 
 __all__ = [
+    "LEGEND_KEY",
     "FigureError",
+    "Legend",
     "Margins",
+    "TooNarrow",
     "blank",
     "describe",
     "finite",
     "layout_of",
-    "legend_above",
+    "legend_row",
+    "nice_ticks",
     "number",
     "require",
-    "text_width",
+    "room_below",
+    "room_beside",
     "tick_step",
     "unit_order",
+    "weight",
 ]
 
-_LEGEND_KEY = 48.0
+LEGEND_KEY = 46.0
 """Pixels that a legend's line and gaps take beside a name."""
 _LEGEND_ROW = 19.0
 """Pixels of a legend's row, however small its type."""
@@ -37,6 +44,10 @@ _LEGEND_ROW = 19.0
 
 class FigureError(PhaselensError):
     """Data that a figure cannot be drawn from, or an export that failed."""
+
+
+class TooNarrow(FigureError):
+    """A figure, or a panel, whose text does not fit into its width."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,18 @@ class Margins:
 
 
 def blank(*, theme: Theme, height: float, margins: Margins) -> go.Figure:
-    """Return an empty figure of the theme's width and of `height` pixels, with fixed margins."""
+    """Return an empty figure of the theme's width and of `height` pixels, with fixed margins.
+
+    Raises
+    ------
+    TooNarrow
+        If margins, which hold the labels, leave less than 10 mm by 5 mm.
+    """
+    if theme.width - margins.left - margins.right < mm(10) or height - margins.top - margins.bottom < mm(5):
+        raise TooNarrow(
+            f"{theme.width_mm:.3g} mm are too narrow for labels of {theme.font_pt:g} pt; use a larger width_mm, "
+            "fewer columns or a smaller font_pt"
+        )
     return go.Figure(
         layout={
             "template": "none",
@@ -129,22 +151,95 @@ def number(value: float, digits: int = 0, sign: bool = False) -> str:
     return text.replace("-", "−")
 
 
-def text_width(text: str, size: float) -> float:
-    """Width of a label in pixels, estimated for a sans-serif face (digits are 0.556 em in Arial)."""
-    return 0.56 * size * max((len(line) for line in text.split("<br>")), default=0)
+@dataclass(frozen=True)
+class Legend:
+    """A legend above a plot.
 
-
-def legend_above(names: Sequence[str], width: float, font: float) -> tuple[str, float]:
-    """Orientation and height (pixels) of a legend above a plot of this width; none for a single name.
-
-    Names that do not fit into one row stand below each other: a second row would be laid out by the width of the
-    whole figure, and so run into the next one where the figure is a panel.
+    Attributes
+    ----------
+    names : tuple of str
+        As they are written: broken into lines where one is wider than the plot.
+    orientation : str
+        "h" for one row, "v" for names below each other: a second row would be laid out by the width of the
+        whole figure, and so run into the next one where the figure is a panel.
+    height : float
+        In pixels; 0 where there is none.
+    x : float
+        Its left end in shares of the plot's width; negative where it begins over the tick labels.
     """
-    if len(names) < 2:
-        return "h", 0.0
-    row = max(_LEGEND_ROW, 1.5 * font)
-    fits = sum(text_width(name, font) + _LEGEND_KEY for name in names) <= width
-    return ("h", row) if fits else ("v", row * len(names))
+
+    names: tuple[str, ...]
+    orientation: str
+    height: float
+    x: float = 0.0
+
+    @classmethod
+    def above(cls, names: Sequence[str], width: float, font: float, *, left: float) -> Legend:
+        """Lay out a legend over a plot of `width` pixels with so much room at its `left`; none for a single name."""
+        if len(names) < 2:
+            return cls(tuple(names), "h", 0.0)
+        row = sum(text_width(name, font) + LEGEND_KEY for name in names)
+        spare = max(0.0, left - 1.5 * font)  # beside the letter of a panel
+        if row <= width + spare:
+            return cls(tuple(names), "h", legend_row(1, font), -max(0.0, row - width) / width)
+        broken = tuple(wrapped(name, font, width - LEGEND_KEY) for name in names)
+        height = sum(legend_row(name.count("<br>") + 1, font) for name in broken)
+        return cls(broken, "v", height)
+
+    def layout(self, theme: Theme, *, lift: float = 0.0) -> dict[str, Any]:
+        """Settings of plotly; it stands `lift`, a share of the plot's height, clear of the plot."""
+        return {
+            "orientation": self.orientation,
+            "x": round(self.x, 4),
+            "xanchor": "left",
+            "y": 1 + lift,
+            "yanchor": "bottom",
+            "font": {"size": theme.font},
+            "bgcolor": "rgba(0,0,0,0)",
+            "itemwidth": 30,
+            "tracegroupgap": 0,
+        }
+
+
+def legend_row(lines: int, font: float) -> float:
+    """Height in pixels of a legend's entry of so many lines."""
+    return max(_LEGEND_ROW, LINE * font * lines + 3)
+
+
+def room_below(font: float, title: str, least: float = 3.2) -> float:
+    """Pixels that tick labels and an axis title of one or several lines take below a plot.
+
+    At least `least` times the type's size; small type has the same ticks and gaps as large type.
+    """
+    return max(least * font, 2.25 * font + 8.5) + LINE * font * title.count("<br>")
+
+
+def room_beside(font: float, ticks: float, title: str) -> float:
+    """Pixels that tick labels as wide as `ticks` and an axis title of one or several lines take beside a plot."""
+    return ticks + 1.15 * font + 7.3 + LINE * font * title.count("<br>")
+
+
+def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten within a range, at most so many."""
+    span = max(high - low, 1e-12)
+    power = 10.0 ** np.floor(np.log10(span / most))
+    step = next(
+        s for m in (1, 2, 5, 10, 20) if np.floor(high / (s := m * power)) - np.ceil(low / s) + 1 <= most
+    )
+    return [
+        float(round(i * step, 12)) for i in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)
+    ]
+
+
+def weight(value: float) -> str:
+    """Format a weight between 0 and 1 with three significant digits, from two to four of them behind the point."""
+    digits = (
+        2 if not np.isfinite(value) or value == 0 else min(4, max(2, 2 - int(np.floor(np.log10(abs(value))))))
+    )
+    text = number(value, digits)
+    while len(text.partition(".")[2]) > 2 and text.endswith("0"):
+        text = text[:-1]
+    return text
 
 
 def tick_step(count: int, spacing: float, label: float, *, cycle: int | None = None) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError, Margins, blank, describe, finite, number, text_width, tick_step
+from interp.figures.base import FigureError, Margins, blank, describe, finite, number, room_below, tick_step
+from interp.figures.text import LINE, text_width, wrapped
 from interp.figures.theme import Theme, mix, mm
 
 __all__ = ["cell_map"]
@@ -72,29 +73,36 @@ def cell_map(
     if not values.size or values.shape != (len(rows), len(columns)):
         raise FigureError(f"values of shape {values.shape} for {len(rows)} rows and {len(columns)} columns")
     f = theme.font
-    margins = Margins(
-        left=f * 2.2 + max(text_width(r, f) for r in rows), right=f * 0.5, top=f * 0.6, bottom=f * 3.2
-    )
-    plot = theme.width - margins.left - margins.right
-    figure = blank(theme=theme, height=mm(row_mm) * len(rows) + margins.top + margins.bottom, margins=margins)
+    longest = max(text_width(word, f) for word in y_title.split(" "))
+    row_height = max(mm(row_mm), LINE * f, longest / len(rows))
+    y_name = wrapped(y_title, f, row_height * len(rows))
+    left = f * 2.2 + max(text_width(r, f) for r in rows) + LINE * f * y_name.count("<br>")
+    right = f * 0.5
+    plot = theme.width - left - right
+    x_name = wrapped(x_title, f, plot + 2 * right)
+    # A long title ends below the letter that a panel has at its upper left.
+    top = max(0.6 * f, 1.6 * f - (row_height * len(rows) - text_width(y_name, f)) / 2) if y_title else 0.6 * f
+    margins = Margins(left=left, right=right, top=top, bottom=room_below(f, x_name))
+    figure = blank(theme=theme, height=row_height * len(rows) + margins.top + margins.bottom, margins=margins)
     grounds = [[_ground(v, limit, signed, theme) for v in row] for row in values]
     figure.layout.shapes = _cells(grounds, theme) + _outlines(outlined, theme)
-    figure.add_trace(_hover(values, rows, columns, value_name, keys, plot / len(columns), mm(row_mm)))
+    figure.add_trace(_hover(values, rows, columns, value_name, keys, plot / len(columns), row_height))
     words = texts or [
         [number(v, 0 if limit >= 10 else 2) if np.isfinite(v) else "" for v in row] for row in values
     ]
     widest = max((text_width(t, theme.small) for row in words for t in row), default=0)
-    if widest + 2 <= plot / len(columns):
+    tallest = max((t.count("<br>") + 1 for row in words for t in row), default=1) * LINE * theme.small
+    if widest + 2 <= plot / len(columns) and tallest <= row_height + 1:
         figure.add_trace(_words(words, grounds, theme))
     step = tick_step(len(columns), plot / len(columns), max(text_width(c, f) for c in columns) + f * 0.6)
     common = {"fixedrange": True, "showline": False, "ticks": "", "tickmode": "array"}
     figure.update_layout(
         xaxis=theme.axis(
-            title=x_title, range=[-0.5, len(columns) - 0.5], tickvals=list(range(0, len(columns), step)),
+            title=x_name, range=[-0.5, len(columns) - 0.5], tickvals=list(range(0, len(columns), step)),
             ticktext=list(columns)[::step], **common,
         ),
         yaxis=theme.axis(
-            title=y_title, standoff=3, range=[len(rows) - 0.5, -0.5], tickvals=list(range(len(rows))),
+            title=y_name, standoff=3, range=[len(rows) - 0.5, -0.5], tickvals=list(range(len(rows))),
             ticktext=list(rows), **common,
         ),
     )  # fmt: skip

@@ -11,6 +11,7 @@ import xarray as xr
 
 from interp.figures.base import FigureError, number, require
 from interp.figures.cell_map import cell_map
+from interp.figures.chance import significant, untested
 from interp.figures.series import Series, lines
 from interp.figures.theme import Theme
 from interp.stats import SIGNIFICANCE, phase_intervals
@@ -119,7 +120,7 @@ def takes_over_map(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
         values, rows=rows, columns=[str(p) for p in found["phase"].values], x_title="phase of the target",
         y_title="other unit", value_name="takes over (nats)",
         limit=max(_FLOOR, float(np.nanmax(np.abs(values)))),
-        outlined=_sure(found["takes_over_p"].values), theme=theme,
+        outlined=significant(found["takes_over_p"].values), theme=theme,
         alt=(
             f"Map of {len(rows)} units by {values.shape[1]} phases. Most is taken over by {rows[best[0]]} at phase "
             f"{best[1]}: {number(values[best], 2)} nats."
@@ -127,7 +128,8 @@ def takes_over_map(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
         caption=(
             f"How much more each other unit{_of(found)} is worth once {a['gone']} is gone: mean log-probability (nats) "
             f"its removal costs then, minus what it costs now. Each {_done(a)}; "
-            f"{int(a['n_per_residue'])} prompts a residue, seed {int(a['seed'])}. Outlined: family-wise p < 0.05."
+            f"{int(a['n_per_residue'])} prompts a residue, seed {int(a['seed'])}. "
+            + (untested(found["takes_over_p"], found) or f"Outlined: family-wise p < {SIGNIFICANCE:g}.")
         ),
     )  # fmt: skip
 
@@ -196,7 +198,3 @@ def _done(attrs: Mapping[str, Any]) -> str:
 def _of(found: xr.Dataset) -> str:
     model = found.attrs.get("model", "")
     return f" of {model}" if model else ""
-
-
-def _sure(p: np.ndarray) -> list[tuple[int, int]]:
-    return [(int(r), int(c)) for r, c in zip(*np.nonzero(p < SIGNIFICANCE), strict=True)]

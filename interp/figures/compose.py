@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError, Margins, blank, describe, layout_of
+from interp.figures.base import FigureError, Margins, TooNarrow, blank, describe, layout_of
+from interp.figures.fit import crowded
 from interp.figures.theme import DOUBLE_COLUMN_MM, Theme, mm
 
-__all__ = ["GAP_MM", "panels"]
+__all__ = ["GAP_MM", "most_columns", "panels", "slot_mm"]
 
 GAP_MM = 4.0
 _STRETCH = 1.5
 _AXIS_REFERENCE = re.compile(r"([xy])(\d*)( domain)?")
+
+
+def slot_mm(width_mm: float, columns: int) -> float:
+    """Width of a panel where so many stand side by side."""
+    return (width_mm - GAP_MM * (columns - 1)) / columns
+
+
+def most_columns(draw: Callable[[int], go.Figure], most: int) -> tuple[go.Figure, int]:
+    """Draw with as many columns as all text has room in, and say how many.
+
+    Raises
+    ------
+    TooNarrow
+        If a single column is too narrow.
+    """
+    for columns in range(most, 1, -1):
+        with contextlib.suppress(TooNarrow):
+            return draw(columns), columns
+    return draw(1), 1
 
 
 def panels(
@@ -52,8 +73,8 @@ def panels(
     Raises
     ------
     FigureError
-        If there are no figures, fewer labels than figures, panels too narrow for their margins, or a figure
-        that has lettered panels already.
+        If there are no figures, fewer labels than figures, panels too narrow for their text
+        (:class:`~interp.figures.base.TooNarrow`), or a figure that has lettered panels already.
     """
     if not figures or columns < 1:
         raise FigureError(
@@ -133,10 +154,16 @@ def _place(
     layout = plain["layout"]
     margin = layout["margin"]
     width, height = slot.width - margin["l"] - margin["r"], slot.height - margin["t"] - margin["b"]
-    if width < mm(10) or height < mm(5):
+    if label and any("panel" in (trace.get("meta") or {}) for trace in plain["data"]):
         raise FigureError(
-            f"panel {label!r} would be {slot.width * 25.4 / 96:.0f} mm wide, too narrow for its labels; "
-            "use fewer columns or a larger width_mm"
+            f"panel {label!r} has lettered panels itself; compose all at once, or it with labels=None"
+        )
+    text = crowded(figure, slot.width, letter=theme.font * 1.3 if label else 0.0)
+    if text is not None or width < mm(10) or height < mm(5):
+        what = "its labels" if text is None else repr(text)
+        raise TooNarrow(
+            f"panel {label or number + 1!r} would be {slot.width * 25.4 / 96:.0f} mm wide, too narrow for {what}; "
+            "use fewer columns, a larger width_mm or a smaller font_pt"
         )
     x = _Affine((slot.left + margin["l"]) / theme.width, width / theme.width)
     y = _Affine(1 - (slot.top + margin["t"] + height) / total, height / total)
@@ -168,10 +195,6 @@ def _place(
         if trace.get("legendgroup"):
             trace["legendgroup"] = f"{label or number}:{trace['legendgroup']}"
         if label:
-            if "panel" in (trace.get("meta") or {}):
-                raise FigureError(
-                    f"panel {label!r} has lettered panels itself; compose all at once, or it with labels=None"
-                )
             trace["meta"] = (trace.get("meta") or {}) | {"panel": label}
         parts.traces.append(trace)
     for target, kind in ((parts.shapes, "shapes"), (parts.annotations, "annotations")):

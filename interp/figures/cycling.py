@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from interp.figures.base import describe, layout_of, number, require
-from interp.figures.compose import GAP_MM, panels
+from interp.figures.compose import most_columns, panels, slot_mm
 from interp.figures.series import Series, lines
 from interp.figures.theme import COLUMN_MM, DOUBLE_COLUMN_MM, Theme
 
@@ -44,42 +44,47 @@ def cycling_figure(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
     require(found, _NEEDED, kind="cycling")
     shifts = [int(s) for s in found["shift"].values]
     theme = theme or Theme(width_mm=DOUBLE_COLUMN_MM if len(shifts) > 1 else COLUMN_MM)
-    columns = 2 if len(shifts) > 1 and theme.width_mm >= _TWO_PANELS_MM else 1
-    slot = replace(theme, width_mm=(theme.width_mm - GAP_MM * (columns - 1)) / columns)
-    phases = [int(p) for p in found["phase"].values]
     told = []
-    drawn = []
     for shift in shifts:
-        one = 100 * found[_NEEDED[:4]].sel(shift=shift)
         r2, inner = (float(found[name].sel(shift=shift)) for name in ("r2", "r2_inner"))
         told.append(
             f"δ = {number(shift, sign=True)}: R² {number(r2, 2)} over {found.attrs['n']} phases, {number(inner, 2)} over the "
             f"{found.attrs['n_inner']} without the boundary phase"
         )
-        drawn.append(
-            lines(
-                {
-                    f"gates cycled by {number(shift, sign=True)}": Series(
-                        *(one[name].values.tolist() for name in _NEEDED[:3])
-                    ),
-                    f"predicted, δ = {number(shift, sign=True)}": Series(one["predicted"].values.tolist()),
-                },
-                phases,
-                x_title=f"target position mod {len(phases)} (phase)",
-                y_title="accuracy (%)",
-                caption=told[-1],
-                y_range=(-3, 103),
-                cycle=len(phases),
-                theme=slot,
-            )
-        )
     caption = (
         f"{found.attrs['model']}: accuracy by phase after cycling all gates by δ offsets, observed (whiskers: 95%, "
         f"{found.sizes['prompt']} prompts) and predicted as A_0((r − δ) mod S), nothing fitted. {'; '.join(told)}."
     )
-    whole = (
-        drawn[0]
-        if len(drawn) == 1
-        else panels(drawn, labels=None, columns=columns, width_mm=theme.width_mm, theme=theme)
-    )
+
+    def draw(columns: int) -> go.Figure:
+        slot = replace(theme, width_mm=slot_mm(theme.width_mm, columns))
+        drawn = [
+            _shift(found, shift, caption=words, theme=slot) for shift, words in zip(shifts, told, strict=True)
+        ]
+        if len(drawn) == 1:
+            return drawn[0]
+        return panels(drawn, labels=None, columns=columns, width_mm=theme.width_mm, theme=theme)
+
+    wide = len(shifts) > 1 and theme.width_mm >= _TWO_PANELS_MM
+    whole, _ = most_columns(draw, 2 if wide else 1)
     return describe(whole, alt=layout_of(whole)["meta"]["alt"], caption=caption)
+
+
+def _shift(found: xr.Dataset, shift: int, *, caption: str, theme: Theme) -> go.Figure:
+    """Observed and predicted accuracy after one shift."""
+    one = 100 * found[_NEEDED[:4]].sel(shift=shift)
+    phases = [int(p) for p in found["phase"].values]
+    observed = Series(*(one[name].values.tolist() for name in _NEEDED[:3]))
+    return lines(
+        {
+            f"gates cycled by {number(shift, sign=True)}": observed,
+            f"predicted, δ = {number(shift, sign=True)}": Series(one["predicted"].values.tolist()),
+        },
+        phases,
+        x_title=f"target position mod {len(phases)} (phase)",
+        y_title="accuracy (%)",
+        caption=caption,
+        y_range=(-3, 103),
+        cycle=len(phases),
+        theme=theme,
+    )

@@ -13,11 +13,12 @@ from interp.figures.base import (
     describe,
     finite,
     number,
-    text_width,
+    room_below,
     tick_step,
 )
 from interp.figures.heatmap_data import Grid, alt_text, caption, grid_of
-from interp.figures.heatmap_shapes import Size, bar_shapes, cells, key_lines, outlines
+from interp.figures.heatmap_shapes import Size, bar_shapes, cells, outlines
+from interp.figures.text import text_width
 from interp.figures.theme import Theme, mm
 from interp.stats import SIGNIFICANCE
 
@@ -68,8 +69,7 @@ def effect_heatmap(
     theme = theme or Theme()
     grid = grid_of(knockout, specialization, axis)
     rows, columns = grid.effect.shape
-    title = _NAMES.get(str(knockout.attrs.get("unit_kind", "")), "unit")
-    size = Size.of(grid, theme, max_height_mm)
+    size = Size.of(grid, theme, max_height_mm, titles=_titles(grid, knockout))
     figure = blank(theme=theme, height=size.height, margins=size.margins)
     bar_gap, bar_width = theme.font * 0.9, theme.font * 0.9
     right = 1 - (bar_gap + bar_width) / size.plot_width
@@ -94,7 +94,7 @@ def effect_heatmap(
     uncovered = {c for c in range(columns) if grid.uncovered[c]}
     figure.update_layout(
         xaxis=theme.axis(
-            title="phase of the target" if axis == "phase" else f"target position mod {columns} (residue)",
+            title=size.x_title,
             domain=[0, right],
             range=[-0.5, columns - 0.5],
             fixedrange=True,
@@ -105,7 +105,7 @@ def effect_heatmap(
             ticktext=[f"<b>{c}</b>" if c in uncovered else str(c) for c in range(0, columns, x_step)],
         ),
         yaxis=theme.axis(
-            title=title,
+            title=size.y_title,
             range=[rows - 0.5, -0.5 - size.flag_rows],
             fixedrange=True,
             showline=False,
@@ -116,7 +116,7 @@ def effect_heatmap(
             ticktext=grid.units[::y_step],
         ),
     )
-    _key(figure, grid, theme)
+    _key(figure, size, theme)
     return describe(figure, alt=alt_text(grid), caption=caption(grid, knockout))
 
 
@@ -277,8 +277,17 @@ def _colour_bar(figure: go.Figure, theme: Theme, limit: float, *, x: list[float]
     )
 
 
-def _key(figure: go.Figure, grid: Grid, theme: Theme) -> None:
-    lines = key_lines(grid, theme)
+def _titles(grid: Grid, knockout: xr.Dataset) -> tuple[str, str]:
+    """Of the columns and of the rows."""
+    columns = grid.effect.shape[1]
+    return (
+        "phase of the target" if grid.axis == "phase" else f"target position mod {columns} (residue)",
+        _NAMES.get(str(knockout.attrs.get("unit_kind", "")), "unit"),
+    )
+
+
+def _key(figure: go.Figure, size: Size, theme: Theme) -> None:
+    lines = size.key
     if lines:
         figure.add_annotation(
             text="<br>".join(lines),
@@ -288,7 +297,7 @@ def _key(figure: go.Figure, grid: Grid, theme: Theme) -> None:
             y=0,
             yref="y domain",
             yanchor="top",
-            yshift=-theme.font * 2.9,
+            yshift=-room_below(theme.font, size.x_title, 3.0) + 0.1 * theme.font,
             align="left",
             showarrow=False,
             font={"size": theme.small, "color": theme.ink},

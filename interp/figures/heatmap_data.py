@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from interp.figures.base import FigureError, number, require, unit_order
+from interp.figures.chance import untested
 from interp.specialization import arcs_text
 from interp.stats import MIN_CLEAN_CORRECT
 
@@ -27,6 +28,7 @@ class Grid:
     p_effect: np.ndarray | None
     uncovered: np.ndarray  # [column] bool
     min_loss: float
+    untested: str  # why nothing is marked, where too few prompts allow no test
 
     def phase(self, column: int) -> int:
         """Phase of a column."""
@@ -53,7 +55,7 @@ def grid_of(knockout: xr.Dataset, specialization: xr.Dataset | None, axis: str) 
     units = [labels[i] for i in order]
     columns = effect.shape[1]
     serves = p_effect = None
-    uncovered, min_loss = np.zeros(columns, bool), float("nan")
+    uncovered, min_loss, why = np.zeros(columns, bool), float("nan"), ""
     if specialization is not None:
         require(specialization, ["serves", "p_effect", "uncovered"], kind="specialization")
         there = [str(u) for u in specialization["unit"].values]
@@ -68,7 +70,13 @@ def grid_of(knockout: xr.Dataset, specialization: xr.Dataset | None, axis: str) 
         p_effect = specialization["p_effect"].transpose("unit", "phase").values[rows][:, phases]
         uncovered = specialization["uncovered"].values[phases].astype(bool)
         min_loss = float(specialization.attrs.get("min_loss", np.nan))
-    return Grid(units, stride, axis, effect[order], effect_pp[order], serves, p_effect, uncovered, min_loss)
+        if specialization.attrs.get("tested_on", "none") != "none":
+            why = untested(specialization["p_effect"], knockout)
+        if why:  # nothing can serve a phase then: no outlines, and no flags
+            serves, p_effect, uncovered = None, None, np.zeros(columns, bool)
+    return Grid(
+        units, stride, axis, effect[order], effect_pp[order], serves, p_effect, uncovered, min_loss, why
+    )
 
 
 def _effects(knockout: xr.Dataset, axis: str) -> tuple[np.ndarray, np.ndarray]:
@@ -94,6 +102,8 @@ def _effects(knockout: xr.Dataset, axis: str) -> tuple[np.ndarray, np.ndarray]:
 def alt_text(grid: Grid) -> str:
     """Alternative text: which unit serves which phases, or the largest loss where that was not tested."""
     text = f"Heat map of knockout effects, {len(grid.units)} units by {grid.effect.shape[1]} {grid.axis}s."
+    if grid.untested:
+        text += f" {grid.untested}"
     if grid.serves is None:
         if np.isfinite(grid.effect).any():
             row, column = np.unravel_index(int(np.nanargmin(grid.effect)), grid.effect.shape)
@@ -116,4 +126,5 @@ def caption(grid: Grid, knockout: xr.Dataset) -> str:
     return (
         f"Effect of knocking out each unit{whose}, "
         f"in percent of clean accuracy, by {grid.axis} (S = {grid.stride}); negative is loss."
+        + (f" {grid.untested}" if grid.untested else "")
     )

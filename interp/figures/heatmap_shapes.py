@@ -8,19 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from interp.figures.base import Margins, number, text_width
+from interp.figures.base import Margins, number, room_below
 from interp.figures.heatmap_data import Grid
+from interp.figures.text import LINE, text_width, wrapped
 from interp.figures.theme import Theme, mm
 from interp.stats import SIGNIFICANCE
 
-__all__ = ["Size", "bar_shapes", "cells", "key_lines", "outlines"]
+__all__ = ["Size", "bar_shapes", "cells", "outlines"]
 
 _BAR_STEPS = 100
+_NOTE_PAD = 4.0
+"""Pixels that a note is set off from its place."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """All lengths in pixels; `flag_rows` is the strip above the first row, in rows."""
+    """All lengths in pixels; `flag_rows` is the strip above the first row, in rows. Titles and key are in lines."""
 
     margins: Margins
     height: float
@@ -28,30 +31,47 @@ class Size:
     cell_width: float
     cell_height: float
     flag_rows: float
+    x_title: str
+    y_title: str
+    key: tuple[str, ...]
 
     @classmethod
-    def of(cls, grid: Grid, theme: Theme, max_height_mm: float) -> Size:
-        """Fit rows and columns into the theme's width and a height."""
+    def of(cls, grid: Grid, theme: Theme, max_height_mm: float, *, titles: tuple[str, str]) -> Size:
+        """Fit rows and columns into the theme's width and a height; titles and key are broken to fit."""
         rows, columns = grid.effect.shape
-        labels = max(text_width(u, theme.font) for u in grid.units) if grid.units else 0
-        lines_of_key = len(key_lines(grid, theme))
+        f = theme.font
+        labels = max(text_width(u, f) for u in grid.units) if grid.units else 0
+        flags = f * 0.9 if grid.uncovered.any() else 0.0
+        # A title may reach over the plot by what is above and below it anyway, but not up to a panel's letter.
+        y_title = wrapped(titles[1], f, f * (1.75 * rows + 0.8) + flags)
+        left, right = (
+            labels + f * (2.3 + LINE * y_title.count("<br>")),
+            max(f * 2.7, 2.25 * theme.small + 4.5),
+        )
+        plot_width = theme.width - left - right
+        x_title = wrapped(titles[0], f, plot_width - 1.8 * f + 2 * min(left, right + 1.8 * f))
+        key = _key_lines(grid, theme.small, theme.width - left - _NOTE_PAD)
         margins = Margins(
-            left=labels + theme.font * 2.3,
-            right=theme.font * 2.7,
-            top=theme.font * 2.0,
-            bottom=theme.font * (3.0 + (0.5 + 1.3 * lines_of_key if lines_of_key else 0)),
+            left=left,
+            right=right,
+            top=f * 2.0,
+            bottom=room_below(f, x_title, 3.0) + (f * (0.5 + 1.3 * len(key)) + 2 if key else 0),
         )
         room = mm(max_height_mm) - margins.top - margins.bottom
-        flags = theme.font * 0.9 if grid.uncovered.any() else 0.0
-        cell_height = min(theme.font * 1.75, (room - flags) / max(1, rows))
-        plot_width = theme.width - margins.left - margins.right
+        longest = max(text_width(word, f) for word in y_title.split("<br>"))
+        cell_height = min(
+            max(f * 1.75, (longest - flags - 0.8 * f) / max(1, rows)), (room - flags) / max(1, rows)
+        )
         return cls(
             margins=margins,
             height=margins.top + margins.bottom + flags + cell_height * max(rows, 1),
             plot_width=plot_width,
-            cell_width=(plot_width - theme.font * 1.8) / max(1, columns),
+            cell_width=(plot_width - f * 1.8) / max(1, columns),
             cell_height=cell_height,
             flag_rows=flags / cell_height,
+            x_title=x_title,
+            y_title=y_title,
+            key=key,
         )
 
 
@@ -149,13 +169,13 @@ def _key_items(grid: Grid) -> list[str]:
     return items
 
 
-def key_lines(grid: Grid, theme: Theme) -> list[str]:
-    """Wrap the key to the figure's width."""
+def _key_lines(grid: Grid, size: float, width: float) -> tuple[str, ...]:
+    """The key in lines that are no wider than `width` pixels."""
     lines: list[str] = []
     for item in _key_items(grid):
         joined = f"{lines[-1]}    {item}" if lines else item
-        if lines and text_width(joined, theme.small) < theme.width - theme.font * 5:
+        if lines and text_width(joined, size) <= width:
             lines[-1] = joined
         else:
-            lines.append(item)
-    return lines
+            lines += wrapped(item, size, width).split("<br>")
+    return tuple(lines)

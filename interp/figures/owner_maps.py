@@ -8,11 +8,12 @@ import xarray as xr
 
 from interp.figures.base import FigureError, number, require
 from interp.figures.cell_map import cell_map
+from interp.figures.chance import significant, untested
 from interp.figures.theme import Theme
+from interp.stats import SIGNIFICANCE
 
 __all__ = ["owner_effects_map", "owner_mass_map"]
 
-_SIGNIFICANCE = 0.05
 _FLOOR = 0.1
 """Smallest range of colours in nats, so that a map of nothing stays pale."""
 _MASS_FLOOR = 0.02
@@ -41,15 +42,15 @@ def owner_effects_map(found: xr.Dataset, *, theme: Theme | None = None) -> go.Fi
     return cell_map(
         values, rows=rows, columns=columns, x_title="phase of the target", y_title="owner → reader",
         value_name="change (nats)", limit=max(_FLOOR, float(np.abs(values).max())), theme=theme, row_mm=6.5,
-        outlined=[(int(r), int(c)) for r, c in zip(*np.nonzero(p < _SIGNIFICANCE), strict=True)],
+        outlined=significant(p),
         alt=(
             f"Map of {len(rows)} pairs of owner and reader by {len(columns)} phases. The largest change is "
             f"{number(values[at], 2)} nats, {rows[at[0]]} at phase {columns[at[1]]}."
         ),
         caption=(
             f"Mean change of the answer's log-probability (nats){_of(found)} when the target's record is dropped "
-            "from an owner's entries as one layer reads them, or where they are stored (all); blue helps, red "
-            "hurts. Outlined: family-wise p < 0.05 (sign-flip, over prompts)."
+            "from an owner's entries as one layer reads them, or where they are stored (all); blue helps, red hurts. "
+            + (untested(p, found) or f"Outlined: family-wise p < {SIGNIFICANCE:g} (sign-flip, over prompts).")
         ),
     )  # fmt: skip
 

@@ -11,8 +11,9 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from hooks.errors import did_you_mean
-from interp.figures.base import FigureError
-from interp.figures.compose import GAP_MM, panels
+from interp.figures.base import FigureError, TooNarrow
+from interp.figures.compose import most_columns, panels, slot_mm
+from interp.figures.fit import crowded
 from interp.figures.panel_kinds import Panel, Setting, Sources, View
 from interp.figures.panels_live import LIVE
 from interp.figures.panels_saved import SAVED
@@ -25,6 +26,8 @@ PANELS = {name: kind.title for name, kind in _KINDS.items()}
 """Every panel by name, in words."""
 _WIDTH_MM = (20.0, 400.0)
 _FONT_PT = (4.0, 24.0)
+_COLUMNS = 2
+"""Panels side by side where that is not said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,8 @@ class Look:
         Width of the whole figure.
     font_pt : float
         Size of labels.
-    columns : int
-        Panels side by side.
+    columns : int, optional
+        Panels side by side; two, or one where the text of two has no room, if left out.
     units : tuple of str
         Those of the panel "gates" unless it says so itself; the two with the largest loss if empty.
     colours : str
@@ -54,7 +57,7 @@ class Look:
 
     width_mm: float = DOUBLE_COLUMN_MM
     font_pt: float = 7.0
-    columns: int = 2
+    columns: int | None = None
     units: tuple[str, ...] = field(default=())
     colours: str = "okabe-ito"
     dark: bool = False
@@ -65,7 +68,7 @@ class Look:
         ):  # fmt: skip
             if not low <= value <= high:
                 raise FigureError(f"{name}={value:g} is out of range; valid: {low:g} to {high:g}")
-        if self.columns < 1:
+        if self.columns is not None and self.columns < 1:
             raise FigureError(f"columns={self.columns}; a figure has at least one")
 
 
@@ -115,23 +118,49 @@ def paper_figure(
     Raises
     ------
     FigureError
-        For a panel that is unknown or that the results cannot fill, a setting that it does not take, or a size
-        that is out of range.
+        For a panel that is unknown or that the results cannot fill, a setting that it does not take, a size
+        that is out of range, or more columns than their text has room in.
     """
     look = replace(look or Look(), **options)
     views = [_view(name, found, sources) for name in names]
     if not views:
         raise FigureError(f"no panel was chosen; valid: {', '.join(available(found, sources))}")
-    columns = min(look.columns, len(names))
-    slot = (look.width_mm - GAP_MM * (columns - 1)) / columns
-    theme = Theme(width_mm=slot, font_pt=look.font_pt, dark=look.dark, colours=look.colours)
+
+    def draw(columns: int) -> go.Figure:
+        return _drawn(views, look, columns)
+
+    asked = min(look.columns or _COLUMNS, len(views))
+    if look.columns is None:
+        return most_columns(draw, asked)[0]
+    try:
+        return draw(asked)
+    except TooNarrow as error:
+        said = str(error).partition(";")[0]
+    try:
+        fits = most_columns(draw, asked - 1 or 1)[1] if asked > 1 else 0
+    except TooNarrow:
+        fits = 0
+    way = f"columns={fits} fits" if fits else "use a larger width_mm or a smaller font_pt"
+    raise TooNarrow(f"columns={look.columns}: {said}; {way}")
+
+
+def _drawn(views: Sequence[View], look: Look, columns: int) -> go.Figure:
+    """All panels in so many columns."""
+    theme = Theme(
+        width_mm=slot_mm(look.width_mm, columns), font_pt=look.font_pt, dark=look.dark, colours=look.colours
+    )
     built = []
     for view in views:
         kind = _KINDS[view.panel.name]
         built.append(kind.build(replace(view, theme=theme, units=look.units, chosen=kind.resolve(view))))
-    if len(built) == 1:
-        return built[0]
-    return panels(built, columns=columns, width_mm=look.width_mm, theme=theme)
+    if len(built) > 1:
+        return panels(built, columns=columns, width_mm=look.width_mm, theme=theme)
+    if (text := crowded(built[0])) is not None:
+        raise TooNarrow(
+            f"{look.width_mm:g} mm are too narrow for {text!r} in {look.font_pt:g} pt; use a larger width_mm or a "
+            "smaller font_pt"
+        )
+    return built[0]
 
 
 def _view(text: str, found: Mapping[str, xr.Dataset], sources: Sources | None) -> View:
@@ -165,9 +194,9 @@ def command(
     """
     words = [
         "phaselens", "figures", *([] if folder is None else [folder]), "--panels", ",".join(names), "--width-mm",
-        f"{look.width_mm:g}", "--font-pt", f"{look.font_pt:g}", "--columns", str(look.columns), "--colours",
-        look.colours,
+        f"{look.width_mm:g}", "--font-pt", f"{look.font_pt:g}", "--colours", look.colours,
     ]  # fmt: skip
+    words += ["--columns", str(look.columns)] if look.columns is not None else []
     words += ["--live", live] if live is not None else []
     words += ["--units", ",".join(look.units)] if look.units else []
     words += ["--dark"] if look.dark else []

@@ -8,11 +8,12 @@ import xarray as xr
 
 from interp.figures.base import FigureError, number, require
 from interp.figures.cell_map import cell_map
+from interp.figures.chance import significant, untested
 from interp.figures.theme import Theme
+from interp.stats import SIGNIFICANCE
 
 __all__ = ["patch_by_phase", "patch_by_place", "patching_map"]
 
-SIGNIFICANCE = 0.05
 _FLOOR = 0.1
 """Smallest range of colours (nats), so that a map of nothing stays pale."""
 
@@ -45,13 +46,13 @@ def patch_by_phase(found: xr.Dataset, *, theme: Theme | None = None) -> go.Figur
     row, column = _largest(values)
     return cell_map(
         values, rows=rows, columns=columns, x_title=_phase_title(found), y_title="unit",
-        value_name="change (nats)", limit=_limit(values), outlined=_sure(found["effect_logprob_p"].values),
+        value_name="change (nats)", limit=_limit(values), outlined=significant(found["effect_logprob_p"].values),
         theme=theme, row_mm=6.5,
         alt=(
             f"Map of {len(rows)} units by {len(columns)} phases. The largest change is "
             f"{number(values[row, column], 2)} nats, unit {rows[row]} at phase {columns[column]}."
         ),
-        caption=f"{_what(found)} when the {_patched(found)} comes from the {_source(found)}; {_key(theme)}",
+        caption=f"{_what(found)} when the {_patched(found)} comes from the {_source(found)}; {_key(theme, found)}",
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def patch_by_place(found: xr.Dataset, *, phase: int | None = None, theme: Theme 
     return cell_map(
         values, rows=layers, columns=places,
         x_title=f"{where} relative to the target{'' if kind == 'position' else chr(8217) + 's first'}",
-        y_title="layer", value_name="change (nats)", limit=_limit(values), outlined=_sure(sure), theme=theme,
+        y_title="layer", value_name="change (nats)", limit=_limit(values), outlined=significant(sure), theme=theme,
         row_mm=6.5,
         alt=(
             f"Map of {len(layers)} layers by {len(places)} places. The largest change is "
@@ -100,7 +101,7 @@ def patch_by_place(found: xr.Dataset, *, phase: int | None = None, theme: Theme 
         ),
         caption=(
             f"{_what(found)} when the {_patched(found)} comes from the {_source(found)}, "
-            f"{'mean over phases' if phase is None else f'targets at phase {phase}'}; {_key(theme)}"
+            f"{'mean over phases' if phase is None else f'targets at phase {phase}'}; {_key(theme, found)}"
         ),
     )  # fmt: skip
 
@@ -128,9 +129,10 @@ def _phase_title(found: xr.Dataset) -> str:
     return f"phase of the target{base}"
 
 
-def _key(theme: Theme | None) -> str:
+def _key(theme: Theme | None, found: xr.Dataset) -> str:
     loss, gain = (theme or Theme()).signs
-    return f"{gain} helps, {loss} hurts. Outlined: family-wise p < 0.05 (sign-flip, over prompts)."
+    outlined = f"Outlined: family-wise p < {SIGNIFICANCE:g} (sign-flip, over prompts)."
+    return f"{gain} helps, {loss} hurts. {untested(found['effect_logprob_p'], found) or outlined}"
 
 
 def _what(found: xr.Dataset) -> str:
@@ -179,7 +181,3 @@ def _limit(values: np.ndarray) -> float:
 def _largest(values: np.ndarray) -> tuple[int, int]:
     row, column = np.unravel_index(int(np.nanargmax(np.abs(values))), values.shape)
     return int(row), int(column)
-
-
-def _sure(p: np.ndarray) -> list[tuple[int, int]]:
-    return [(int(r), int(c)) for r, c in zip(*np.nonzero(p < SIGNIFICANCE), strict=True)]

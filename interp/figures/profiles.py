@@ -11,15 +11,20 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from interp.figures.base import (
+    Legend,
     Margins,
     blank,
     describe,
     finite,
+    nice_ticks,
     number,
     require,
+    room_below,
+    room_beside,
     tick_step,
 )
 from interp.figures.profile_rows import Row, paired_rows
+from interp.figures.text import text_width, wrapped
 from interp.figures.theme import Theme, mm
 
 __all__ = ["gate_profiles"]
@@ -70,19 +75,20 @@ def gate_profiles(
     if knockout is not None:
         require(knockout, ["effect"], kind="knockout")
     rows = paired_rows(gates, knockout, units)
-    columns = columns or max(1, int(theme.width_mm // _CELL_MIN_WIDTH_MM))
-    layout = _Layout.of(len(rows), min(columns, len(rows)), theme, effects=knockout is not None)
-    figure = blank(theme=theme, height=layout.height, margins=layout.margins)
+    narrowest = max(
+        mm(_CELL_MIN_WIDTH_MM), *(text_width(f"<b>{r.name}</b>", theme.font) + theme.font for r in rows)
+    )
+    columns = columns or max(1, int(theme.width // narrowest))
     ranges = _Ranges.of(rows)
+    layout = _Layout.of(rows, min(columns, len(rows)), theme, effects=knockout is not None)
+    figure = blank(theme=theme, height=layout.height, margins=layout.margins)
     stride, count = rows[0].profiles.shape[1], len(rows)
     traces = [t for index, row in enumerate(rows) for t in _traces(row, index, theme)]
-    seen: set[str] = set()
-    hidden = (
-        {"undefined"} if _roomy(theme) else {"undefined", "knockout effect"}
-    )  # bars have their axis' title
+    seen = {"undefined"}
     for trace in traces:  # one legend entry a name
         name = str(trace["name"])
-        trace.update(showlegend=name not in seen | hidden, legendgroup=name)
+        written = dict(zip(_names(rows), layout.legend.names, strict=True)).get(name, name)
+        trace.update(showlegend=name not in seen, legendgroup=name, name=written)
         seen.add(name)
     figure.add_traces(traces)
     axes = [_axes(index, count, stride, theme, layout, ranges) for index in range(count)]
@@ -90,8 +96,10 @@ def gate_profiles(
         **{name: axis for of_unit in axes for name, axis in of_unit.items()},
         shapes=[s for index in range(count) for s in _references(index, theme, effects=layout.effects)],
         annotations=[_title(row, index, theme) for index, row in enumerate(rows)],
-        legend=_legend(theme, layout),
-        showlegend=True,
+        legend=layout.legend.layout(
+            theme, lift=1.4 * theme.font / (layout.height - layout.margins.top - layout.margins.bottom)
+        ),
+        showlegend=bool(layout.legend.height),
         bargap=0.3,
     )
     return describe(figure, alt=_alt(rows), caption=_caption(rows))
@@ -125,19 +133,32 @@ class _Layout:
     y_gap: float
     cell_width: float
     effects: bool
+    legend: Legend
+    titles: tuple[str, str]  # of gates and of the effect, in lines
+    between: float  # half of the space between a unit's two plots, a share of its height
 
     @classmethod
-    def of(cls, count: int, columns: int, theme: Theme, *, effects: bool) -> _Layout:
+    def of(cls, drawn: list[Row], columns: int, theme: Theme, *, effects: bool) -> _Layout:
         f = theme.font
-        rows = -(-count // columns)
-        margins = Margins(left=f * 4.0, right=f * 0.6, top=f * 4.0, bottom=f * 3.0)
+        rows = -(-len(drawn) // columns)
+        share = 0.48 if effects else 1.0  # of a cell's height, for each of its plots
+        cell = max(mm(_CELL_MM if effects else _CELL_WITHOUT_EFFECT_MM), text_width("uniform", f) / share)
+        titles = [wrapped(title, f, share * cell) for title in ("gate ÷ uniform", "effect (%)")]
+        left = max(room_beside(f, text_width("−100" if effects else "0.5", f), title) for title in titles)
+        plot_width = theme.width - left - f * 0.6
+        legend = Legend.above(_names(drawn), plot_width, f, left=left)
+        margins = Margins(
+            left=left, right=f * 0.6, top=f * 2.0 + max(f * 2.0, legend.height), bottom=room_below(f, "", 3.0)
+        )
         gap = f * 3.4
-        plot_width = theme.width - margins.left - margins.right
-        plot_height = rows * mm(_CELL_MM if effects else _CELL_WITHOUT_EFFECT_MM) + (rows - 1) * gap
+        plot_height = rows * cell + (rows - 1) * gap
         height = plot_height + margins.top + margins.bottom
         x_gap, y_gap = f * 0.9 / plot_width, gap / plot_height
         width = (1 - x_gap * (columns - 1)) / columns
-        return cls(columns, rows, height, margins, x_gap, y_gap, width * plot_width, effects)
+        return cls(
+            columns, rows, height, margins, x_gap, y_gap, width * plot_width, effects, legend, (titles[0], titles[1]),
+            max(0.02, (0.4 * f - 2) / cell),
+        )  # fmt: skip
 
     def domains(self, index: int) -> tuple[list[float], list[float], list[float]]:
         """x, upper y and lower y of the unit number `index`."""
@@ -148,8 +169,8 @@ class _Layout:
         middle = top - 0.52 * height
         return (
             [left, left + width],
-            [middle + 0.02 * height, top],
-            [max(0.0, top - height), middle - 0.02 * height],
+            [middle + self.between * height, top],
+            [max(0.0, top - height), middle - self.between * height],
         )
 
 
@@ -176,9 +197,9 @@ def _axes(
             domain=gate_domain,
             anchor=f"x{upper}",
             range=ranges.gate,
-            nticks=4,
+            tickvals=nice_ticks(*ranges.gate, most=4),
             showticklabels=left,
-            title="gate ÷ uniform" if left else None,
+            title=layout.titles[0] if left else None,
             standoff=2,
         ),
     }
@@ -193,7 +214,7 @@ def _axes(
             tickvals=[-100, -50, 0],
             ticktext=[number(v) for v in (-100, -50, 0)],
             showticklabels=left,
-            title="effect (%)" if left else None,
+            title=layout.titles[1] if left else None,
             standoff=2,
         ),
     }
@@ -309,24 +330,11 @@ def _title(row: Row, index: int, theme: Theme) -> dict[str, Any]:
     }
 
 
-def _roomy(theme: Theme) -> bool:
-    """Whether a legend of three names fits into one row; a second one would be cut off."""
-    names = ("key gate", "value gate", "knockout effect")
-    return sum(40 + 0.5 * theme.font * len(name) for name in names) <= theme.width - theme.font * 4.6
-
-
-def _legend(theme: Theme, layout: _Layout) -> dict[str, Any]:
-    lift = 1.4 * theme.font / (layout.height - layout.margins.top - layout.margins.bottom)
-    return {
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "y": 1 + lift,
-        "yanchor": "bottom",
-        "font": {"size": theme.font},
-        "bgcolor": "rgba(0,0,0,0)",
-        "itemwidth": 30,
-    }
+def _names(rows: list[Row]) -> list[str]:
+    """What the legend names."""
+    there = [np.isfinite([row.profiles[branch] for row in rows]).any() for branch in (0, 1)]
+    gates = [name for name, drawn in zip(("key gate", "value gate"), there, strict=True) if drawn]
+    return [*gates, *(["knockout effect"] if rows[0].effect is not None else [])]
 
 
 def _suffix(number_of_axis: int) -> str:

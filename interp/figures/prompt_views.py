@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from hooks.errors import did_you_mean
-from interp.figures.base import FigureError, require
+from interp.figures.base import FigureError, require, weight
 from interp.figures.cell_map import cell_map
 from interp.figures.series import Series, lines
 from interp.figures.theme import Theme
@@ -80,8 +80,7 @@ def token_windows(
     position = [[f + i for i in range(window)] for f in first]
     inside = [[p if p >= 0 else None for p in row] for row in position]
     outlined = [(r, c) for r, row in enumerate(inside) for c, p in enumerate(row) if p == middle]
-    weight = [float(gate[rows[r], c]) for r, c in outlined]
-    told = " and ".join(f"{w:.2f}" for w in weight) or "no closed window"
+    told = " and ".join(weight(float(gate[rows[r], c])) for r, c in outlined) or "no closed window"
     who = "The target key" if middle == target else "The chosen token"
     return cell_map(
         np.where([[p is not None for p in row] for row in inside], gate[rows], np.nan),
@@ -93,7 +92,7 @@ def token_windows(
         limit=1.0,
         signed=False,
         texts=[
-            [f"{words[p]}<br>{gate[rows[r], c]:.2f}" if p is not None else "" for c, p in enumerate(row)]
+            [f"{words[p]}<br>{weight(gate[rows[r], c])}" if p is not None else "" for c, p in enumerate(row)]
             for r, row in enumerate(inside)
         ],
         row_mm=9.0,
@@ -154,7 +153,7 @@ def attention_over_entries(
         theme=theme,
         alt=(
             f"Attention of the query position by entry for heads {', '.join(readers)}; entry "
-            f"{' and '.join(map(str, pooled)) or 'none'} pools the target and gets at most {float(most):.2f}."
+            f"{' and '.join(map(str, pooled)) or 'none'} pools the target and gets at most {weight(float(most))}."
         ),
         caption=(
             f"Attention of the query position over entries, for the query heads that read KV head {unit}. "

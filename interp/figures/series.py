@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.base import FigureError, Margins, blank, describe, finite, legend_above, number, tick_step
+from interp.figures.base import (
+    FigureError,
+    Legend,
+    Margins,
+    blank,
+    describe,
+    finite,
+    nice_ticks,
+    number,
+    room_below,
+    room_beside,
+    tick_step,
+)
+from interp.figures.text import LINE, text_width, wrapped
 from interp.figures.theme import Theme, mm
 
 __all__ = ["Series", "lines"]
@@ -71,26 +84,40 @@ def lines(
         if len(one.values) != len(x):
             raise FigureError(f"series {name!r} has {len(one.values)} values for {len(x)} places")
     f = theme.font
-    left, right = f * 4.2, f * 0.8
-    orientation, legend = legend_above(list(named), theme.width - left - right, f)
-    margins = Margins(left=left, right=right, top=f * 0.8 + legend, bottom=f * 3.2)
-    figure = blank(theme=theme, height=mm(height_mm), margins=margins)
-    figure.add_traces([_trace(name, one, x, i, theme) for i, (name, one) in enumerate(named.items())])
+    low, high = y_range or _span(named.values())
+    ticks = nice_ticks(low, high)
+    labels = [f"{tick:g}".replace("-", "−") for tick in ticks]
+    y_name = wrapped(y_title, f, mm(height_mm) - f * 5)
+    left = max(f * 4.2, room_beside(f, max(text_width(t, f) for t in labels), y_name))
+    right = f * 0.8
+    width = theme.width - left - right
+    legend = Legend.above(list(named), width, f, left=left)
+    x_name = wrapped(x_title, f, width + 2 * right)
+    margins = Margins(left=left, right=right, top=f * 0.8 + legend.height, bottom=room_below(f, x_name))
+    height = (
+        mm(height_mm)
+        + LINE * f * x_name.count("<br>")
+        + (legend.height if legend.orientation == "v" else 0.0)
+    )
+    figure = blank(theme=theme, height=height, margins=margins)
+    figure.add_traces(
+        [
+            _trace(name, one, x, i, theme).update(name=legend.names[i])
+            for i, (name, one) in enumerate(named.items())
+        ]
+    )
     spacing = (theme.width - margins.left - margins.right) / max(1, len(x))
     step = tick_step(len(x), spacing, f * 1.8, cycle=cycle or None)
     figure.update_layout(
         xaxis=theme.axis(
-            title=x_title, range=[min(x) - 0.6, max(x) + 0.6], tickmode="array", tickvals=list(x)[::step]
+            title=x_name, range=[min(x) - 0.6, max(x) + 0.6], tickmode="array", tickvals=list(x)[::step]
         ),
         yaxis=theme.axis(
-            title=y_title, standoff=3, showgrid=True, range=y_range, zeroline=y_range is None,
-            zerolinecolor=theme.muted, zerolinewidth=0.75,
+            title=y_name, standoff=3, showgrid=True, range=[low, high], tickvals=ticks, ticktext=labels,
+            zeroline=y_range is None, zerolinecolor=theme.muted, zerolinewidth=0.75,
         ),
         showlegend=len(named) > 1,
-        legend={
-            "orientation": orientation, "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "font": {"size": f},
-            "bgcolor": "rgba(0,0,0,0)", "itemwidth": 30,
-        },
+        legend=legend.layout(theme),
         shapes=[] if chosen is None else [
             {
                 "type": "line", "xref": "x", "yref": "y domain", "x0": chosen, "x1": chosen, "y0": 0, "y1": 1,
@@ -99,6 +126,19 @@ def lines(
         ],
     )  # fmt: skip
     return describe(figure, alt=_alt(named, x, x_title, y_title), caption=caption)
+
+
+def _span(series: Iterable[Series]) -> tuple[float, float]:
+    """Range of all values and their intervals, and a little more; 0 and 1 where nothing is defined."""
+    parts = [
+        np.asarray(v, dtype=float) for one in series for v in (one.values, one.low, one.high) if v is not None
+    ]
+    every = np.concatenate(parts)
+    if not np.isfinite(every).any():
+        return 0.0, 1.0
+    low, high = float(np.nanmin(every)), float(np.nanmax(every))
+    pad = 0.06 * (high - low) or 0.05 * max(1.0, abs(high))
+    return low - pad, high + pad
 
 
 def _trace(name: str, one: Series, x: Sequence[int], index: int, theme: Theme) -> go.Scatter:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interp.figures.base import number, require, unit_order
+from interp.figures.chance import untested
 from interp.figures.gate_units import gate_unit
 from interp.specialization import arcs_text, unserved
 from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE, period_label
@@ -152,7 +153,12 @@ def unit_table(
     none = f"phase{plural} {arcs_text(uncovered)}" if uncovered.any() else "no phase"
     none = "every phase" if uncovered.all() else none
     none += f"; undefined at {arcs_text(unknown)}: too few answers are right there" if unknown.any() else ""
-    lines = [f"Served by no unit: {none}."]
+    why_not = (
+        ""
+        if specialization.attrs.get("tested_on") == "none"
+        else untested(specialization["p_effect"], knockout)
+    )
+    lines = [why_not or f"Served by no unit: {none}."]
     if quiet:
         verbs = ("s serve", "change") if quiet > 1 else (" serves", "changes")
         lines.append(f"{quiet} more unit{verbs[0]} nothing and {verbs[1]} nothing significantly.")
@@ -244,7 +250,7 @@ def patch_table(patched: xr.Dataset) -> RenderableType:
             at = int(np.nanargmax(np.abs(effect[i])))
             table.add_row(labels[i], f"{number(effect[i, at], 2)} at {at}")
     tested = f"* p < {SIGNIFICANCE} after correction for units and phases."
-    lines = [tested if p is not None else "No test: too few prompts a residue."]
+    lines = [tested if p is not None else untested([], patched)]
     if len(shown) < len(labels):
         lines.append(f"{len(labels) - len(shown)} of {len(labels)} units change nothing significantly.")
     if len(shown) > _MOST_UNITS:

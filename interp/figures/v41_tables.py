@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from interp.figures.base import number, require, unit_order
+from interp.figures.chance import untested
 from interp.figures.table import _MOST_UNITS, _of, _p, _table, _titled
 from interp.specialization import arcs_text
 from interp.stats import MIN_CLEAN_CORRECT, SIGNIFICANCE, unanswered
@@ -124,7 +125,7 @@ def owner_table(found: xr.Dataset) -> RenderableType:
     tested = f"* p < {SIGNIFICANCE} after correction for pairs and phases."
     lines = [
         "The target's record dropped from an owner's entries as one layer reads them, or where they are stored (all).",
-        tested if np.isfinite(p).any() else "No test: too few prompts a residue.",
+        untested(p, found) or tested,
         f"Unchanged accuracy (%) by phase: {clean}.",
     ]
     why = ""

@@ -25,12 +25,12 @@ VIEWS = {
 
 
 def take(address: str, out: Path) -> list[Path]:
-    """Write one picture a page and width; dark ones at the larger width only."""
+    """Write one picture a page, width and colour scheme."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     with browser() as started:
         for width in WIDTHS:
-            for scheme in ("light", "dark") if width == WIDTHS[0] else ("light",):
+            for scheme in ("light", "dark"):
                 page = started.new_page(
                     viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
                 )

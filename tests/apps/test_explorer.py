@@ -1,5 +1,6 @@
 """Every page of the explorer on a real folder, run by Streamlit's own test harness."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,30 @@ def test_shifting_the_prompt_moves_the_target_by_one_token(reports, open_page):
 def test_uniform_gates_give_every_token_the_same_weight(reports, open_page):
     app = open_page(reports, "compressor", model="zoo:tiny", gates="uniform", unit="1.0")
     assert metric(app, "Key gate weight") == "0.25"
+
+
+def test_the_value_gates_weight_names_the_token_it_is_on(reports, open_page):
+    app = open_page(reports, "compressor", model="zoo:tiny", unit="1.0", branch="value")
+    word, _, place = metric(app, "Target").split()
+    (label,) = [one.label for one in app.metric if one.label.startswith("Value gate weight")]
+    on = label.removeprefix("Value gate weight on ").split()
+    assert word.startswith("k")
+    assert on[0].startswith("v")
+    assert int(on[2]) == int(place) + 1
+
+
+@pytest.mark.parametrize(("gates", "at"), [("uniform", "4.00 static"), ("static", None)])
+def test_the_plane_is_of_the_gates_that_were_chosen(reports, open_page, gates, at):
+    """Uniform gates stand at (W, W); gates that do not change between windows stand on the diagonal."""
+    app = open_page(reports, "compressor", model="zoo:tiny", gates=gates)
+    assert not app.exception
+    assert any(one.value == f"How static each gate is, gates {gates}" for one in app.header)
+    spec = json.loads(app.get("plotly_chart")[-1].proto.spec)
+    clouds = [trace for trace in spec["data"] if str(trace.get("name", "")).endswith(" gate")]
+    points = [row[2:] for trace in clouds for row in trace["customdata"]]
+    assert len(points) == 8  # four KV heads, keys and values
+    for static, per_window in points:
+        assert per_window == pytest.approx(4.0 if at else static, abs=1e-3)
 
 
 def test_a_model_of_the_folder_can_be_opened_and_full_attention_says_so(reports, open_page):

@@ -14,7 +14,7 @@ from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, screen_theme, slider, whole_number
 from apps.explorer.words import plain
 from hooks.errors import PhaselensError
-from interp.figures.base import number
+from interp.figures.base import number, weight
 
 _FORCED = ("trained", "uniform", "static")
 _BRANCH = {"key": "keys", "value": "values"}
@@ -50,7 +50,7 @@ def page() -> None:
         st.info("This model's gates cannot be followed here.")
         return
     _strip(followed)
-    _plane(hooked)
+    _plane(hooked, gates)
 
 
 def _geometries(hooked: Any) -> list[Any]:
@@ -104,8 +104,13 @@ def _strip(followed: xr.Dataset) -> None:
         "Target", f"{at['word'].values[target]} at {target}", help="Key token and its position."
     )
     columns[1].metric("Phase", str(target % stride))
-    weight = float(at[f"target_{branch}"].sel(unit=unit))
-    columns[2].metric(f"{branch.capitalize()} gate weight", number(weight, 2))
+    # Value gates are read at the value, the token behind the target key: that is what the answer needs of them.
+    behind = f" on {at['word'].values[target + 1]} at {target + 1}" if branch == "value" else ""
+    columns[2].metric(
+        f"{branch.capitalize()} gate weight{behind}",
+        weight(float(at[f"target_{branch}"].sel(unit=unit))),
+        help="Value gates: on the value, the token after the target key. Key gates: on the target key.",
+    )
     columns[3].metric("Answer", f"{'right' if right else 'wrong'}, p = {number(float(at['probability']), 2)}")
     token = _token(followed, residue, target)
     drawn = token_windows(
@@ -150,25 +155,29 @@ def _path(at: xr.Dataset, token: int) -> list[dict[str, Any]]:
         for branch in _BRANCH:
             for kind, what in (("gate", "gate weight"), ("payload", "payload norm")):
                 value = float(at[f"{kind}_{branch}"][entry, offset]) if closed else float("nan")
-                row[f"{branch}: {what}"] = number(value, 2)
+                row[f"{branch}: {what}"] = weight(value) if kind == "gate" else number(value, 2)
         row["state"] = "stored" if closed else "window still open: no entry yet"
         rows.append(row)
     return rows
 
 
-def _plane(hooked: Any) -> None:
-    """Static against per-window effective number of offsets, of all gates."""
+def _plane(hooked: Any, gates: str) -> None:
+    """Static against per-window effective number of offsets, of all gates as they were chosen."""
     from interp.figures import effective_offsets
 
-    st.header("How static each gate is")
+    st.header("How static each gate is" + ("" if gates == "trained" else f", gates {gates}"))
 
     def work() -> xr.Dataset:
         from interp import gate_profile
+        from interp.follow import changed_gates
         from interp.tasks import RecallTask
 
         task = RecallTask.for_model(hooked)
-        return gate_profile(hooked, task, n=task.modulus, progress=False)
+        with changed_gates(hooked, gates, task) as changed:
+            return gate_profile(changed, task, n=task.modulus, progress=False)
 
-    found = live.run("gate profiles", hooked, {"blocks": 1, "seed": 0}, work)
+    as_trained = {"blocks": 1, "seed": 0}  # the same measurement as other pages make
+    arguments = as_trained if gates == "trained" else as_trained | {"gates": gates}
+    found = live.run("gate profiles", hooked, arguments, work)
     if found is not None:
         figure(effective_offsets(found, theme=screen_theme(120)), "effective-offsets")
