@@ -6,7 +6,6 @@ Seeds are confirmatory (:data:`interp.stats.CONFIRMATORY_SEED`): they were never
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,19 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from interp import engine, results, stats
+from interp import results, stats
 from interp.audit import audit
-from interp.compare import gap_difference
-from interp.engine import Variant
-from interp.knockout import effects
-from interp.phases import fold
-from interp.replacement import calibrate
+from interp.branches import BRANCH_HEAD, branch_effects, branch_rows
 from interp.sweep import phase_sweep
-from interp.tasks.prompts import Task
 from interp.tasks.recall import RecallTask
-from interp.units import Unit, units
 
-__all__ = ["agreement", "branch_effects", "main", "markdown", "measure"]
+__all__ = ["agreement", "main", "markdown", "measure"]
 
 MODELS = ("hfv4-mix", "hfv4-csa")
 STRIDE = 4
 """Phases are counted by the stride of the CSA layers; hfv4-mix has an HCA layer of stride 16 besides."""
-KINDS = ("layer", "exact_branch", "entry_branch", "target_entry", "picks")
+OTHER_SEEDS = 8
+"""Seeds whose period is told besides: a multiple of the true one passes its test in 5% of samples."""
 
 
 def agreement(sweep: xr.Dataset, audited: xr.Dataset) -> dict[str, float]:
@@ -61,63 +55,6 @@ def agreement(sweep: xr.Dataset, audited: xr.Dataset) -> dict[str, float]:
     }
 
 
-def branch_effects(
-    model: Any, task: Task, *, n: int, seed: int, kinds: Sequence[str] = KINDS, stride: int = STRIDE
-) -> xr.Dataset:
-    """Knock out units of several kinds on the same prompts: whole layers, windows, entries, picks.
-
-    Parameters
-    ----------
-    model, task : HookedModel, Task
-        What is measured on what.
-    n : int
-        Prompts, a multiple of R.
-    seed : int
-        Of the prompts.
-    kinds : sequence of str
-        See :data:`interp.units.UNIT_KINDS`; outputs are replaced by their mean, columns masked.
-    stride : int
-        S.
-
-    Returns
-    -------
-    Dataset
-        As :func:`interp.knockout.knockout`, units labelled "kind layer"; and ``gap_pp (unit)`` of what is left,
-        with ``gap_change gap_change_low gap_change_high (unit)``, that gap minus the intact one, paired.
-    """
-    prompts = task.sample(n, seed=seed)
-    chosen: list[Unit] = [
-        dataclasses.replace(one, label=f"{kind} {one.label}")
-        for kind in kinds
-        for one in units(model, kind, prompts)
-    ]
-    names = [name for one in chosen if one.replaced for name in one.sites]
-    value_at = calibrate(
-        model, task, prompts, names, replace="mean", at="final", stride=stride, n=2 * task.modulus, seed=seed,
-        progress=False,
-    ).at if names else None  # fmt: skip
-    variants = [Variant(one.label, one.edits(value_at)) for one in chosen]
-    scores = engine.run(model, prompts, variants, progress=False)
-    tables = {name: fold(values, task.modulus) for name, values in scores.items()}
-    attrs = results.provenance(
-        model, task, seed, unit_kind="branches", replace="mean", at="final", stride=stride, modulus=task.modulus,
-        n_per_residue=tables["correct"].shape[1], query_position=prompts.query_position,
-    )  # fmt: skip
-    found = effects(
-        tables, chosen, position=fold(prompts.target_position, task.modulus), stride=stride, attrs=attrs
-    )
-    by = 100 * stats.phase_means(tables["correct"].astype(float), stride)  # [1 + unit, prompt, phase]
-    changes = np.array(
-        [gap_difference(np.stack([by[0], one], axis=1), scale=100.0, seed=seed) for one in by[1:]]
-    )
-    return found.assign(
-        gap_pp=("unit", np.ptp(by[1:].mean(axis=1), axis=-1)),
-        gap_change=("unit", changes[:, 0]),
-        gap_change_low=("unit", changes[:, 1]),
-        gap_change_high=("unit", changes[:, 2]),
-    )
-
-
 def measure(n: int, *, seed: int, device: str) -> dict[str, Any]:
     """Measure everything on the page; `n` prompts per residue."""
     import hooks
@@ -128,8 +65,8 @@ def measure(n: int, *, seed: int, device: str) -> dict[str, Any]:
         "seed": seed,
         "sweeps": {},
         "audits": {},
+        "periods": {},
         "branches": {},
-        "layers": {},
     }
     for name in MODELS:
         model = hooks.load(name, device=device)
@@ -139,15 +76,17 @@ def measure(n: int, *, seed: int, device: str) -> dict[str, Any]:
         )
         options: dict[str, Any] = {"n_per_residue": n, "seed": seed, "stride": STRIDE, "device": device}
         found["audits"][name] = audit(name, query_phases=(), progress=False, **options)["recall"]
-        found["branches"][name] = branch_effects(model, task, n=n * task.modulus, seed=seed)
-        found["layers"][name] = [_kind(model.geometry(i)) for i in range(model.cfg.n_layers)]
+        found["periods"][name] = [
+            int(
+                phase_sweep(model, task, n_per_residue=n, seed=other, stride=STRIDE, progress=False).attrs[
+                    "period"
+                ]
+            )
+            for other in range(seed + 1, seed + 1 + OTHER_SEEDS)
+        ]
+        found["branches"][name] = branch_effects(model, task, n=n * task.modulus, seed=seed, stride=STRIDE)
+
     return found
-
-
-def _kind(geometry: Any) -> str:
-    if geometry is None:
-        return "sliding"
-    return f"{'CSA' if geometry.window > geometry.stride else 'HCA'} {geometry.stride}"
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -179,6 +118,10 @@ def markdown(found: dict[str, Any]) -> str:
             f"{' '.join(f'{100 * v:.0f}' for v in sweep['accuracy_residue'].values)}."
         )
         lines.append("")
+    for name, periods in found["periods"].items():
+        told = ", ".join(map(str, periods))
+        first = found["seed"] + 1
+        lines += [f"`{name}`, period at seeds {first} to {first + len(periods) - 1}: {told}.", ""]
     lines += [
         "## Where the gap lives",
         "",
@@ -190,24 +133,20 @@ def markdown(found: dict[str, Any]) -> str:
         "",
     ]
     for name, one in found["branches"].items():
-        layers = found["layers"][name]
-        rows = [_branch_row(one.sel(unit=unit), layers) for unit in one["unit"].values]
+        rows = [
+            _bold(row, one.sel(unit=unit))
+            for row, unit in zip(branch_rows(one), one["unit"].values, strict=True)
+        ]
         clean = " ".join(f"{100 * v:.0f}" for v in one["clean_accuracy"].values)
         n = one.sizes["prompt"] * one.sizes["residue"]
         lines += [f"`{name}`, {n} prompts, intact {clean}:", ""]
         lines += [
-            *_table(["knocked out", "layer", "change (pp) by phase", "gap (pp)", "change of the gap"], rows),
+            *_table(BRANCH_HEAD, rows),
             "",
-            _where(one, layers),
+            _where(one),
             "",
         ]
     return "\n".join(lines)
-
-
-_NAMES = {
-    "layer": "whole attention", "exact_branch": "window", "entry_branch": "entries",
-    "target_entry": "target's entries", "picks": "target's entries among the picks",
-}  # fmt: skip
 
 
 def _sweep_row(name: str, by: str, one: xr.Dataset) -> list[str]:
@@ -219,28 +158,21 @@ def _sweep_row(name: str, by: str, one: xr.Dataset) -> list[str]:
     ]  # fmt: skip
 
 
-def _branch_row(one: xr.Dataset, layers: Sequence[str]) -> list[str]:
-    kind, layer = str(one["unit"].values).rsplit(" ", 1)
-    change, low, high = (float(one[f"gap_change{end}"]) for end in ("", "_low", "_high"))
-    told = (
-        f"{change:+.1f} ({low:+.1f} to {high:+.1f})"
-        if np.isfinite([low, high]).all()
-        else f"{change:+.1f} (–)"
-    )
+def _bold(row: Sequence[str], one: xr.Dataset) -> list[str]:
+    """The change of the gap in bold where its interval holds no 0."""
     return [
-        _NAMES[kind], f"{layer} ({layers[int(layer)]})", " ".join(f"{v:+.0f}" for v in one["effect_pp"].values),
-        f"{float(one['gap_pp']):.1f}", f"**{told}**" if low * high > 0 else told,
-    ]  # fmt: skip
+        *row[:-1],
+        f"**{row[-1]}**" if float(one["gap_change_low"]) * float(one["gap_change_high"]) > 0 else row[-1],
+    ]
 
 
-def _where(one: xr.Dataset, layers: Sequence[str]) -> str:
+def _where(one: xr.Dataset) -> str:
     """Name the units without which accuracy falls below half, and those that cost nothing."""
     clean = float(one["clean_accuracy"].mean())
     vital, idle = [], []
-    for unit in one["unit"].values:
-        kind, layer = str(unit).rsplit(" ", 1)
+    for unit, (kind, layer, *_) in zip(one["unit"].values, branch_rows(one), strict=True):
         left = clean + float(one["effect_pp"].sel(unit=unit).mean()) / 100
-        label = f"{_NAMES[kind]} of layer {layer} ({layers[int(layer)]})"
+        label = f"{kind} of layer {layer}"
         if left < clean / 2:
             vital.append(label)
         elif abs(left - clean) < 0.02:

@@ -26,6 +26,8 @@ __all__ = ["FORMATS", "draw", "figures", "load_results", "report", "save_results
 FORMATS = ("pdf", "svg", "html", "png")
 MEMORY = 1 << 30
 """Default budget for activations, in bytes: the engine's, which takes long to import."""
+_BRANCH_BLOCKS = 24
+"""Prompts per residue, at most, on which layers, windows, entries and picks are knocked out besides."""
 PARTS = ("sweep", "knockout", "specialization", "gates", "cycling", "patch")
 
 
@@ -48,7 +50,7 @@ def report(
     model : HookedModel
         What to measure.
     out : path
-        The folder: ``sweep``, ``knockout``, ``specialization`` and ``gates`` as ``.nc`` and ``.csv``, a
+        The folder: ``sweep``, ``knockout``, ``specialization``, ``gates`` and ``branches`` as ``.nc`` and ``.csv``, a
         folder ``figures``, ``report.json`` and ``index.html``. It appears whole or not at all.
     task : RecallTask, optional
         The prompts; the model's own recall settings if left out.
@@ -68,7 +70,8 @@ def report(
     Returns
     -------
     dict of str to Dataset
-        The results by name; ``gates`` only if the model has a chunked layer with gates.
+        The results by name; ``gates`` only if the model has a chunked layer with gates, ``branches``
+        (:func:`interp.branches.branch_effects`) only if its layers differ in how they compress.
 
     Raises
     ------
@@ -94,6 +97,7 @@ def _measure(
     memory: int,
     progress: bool,
 ) -> dict[str, xr.Dataset]:
+    from interp.branches import branch_effects, is_mixed
     from interp.knockout import knockout
     from interp.specialization import specialization
     from interp.sweep import phase_sweep
@@ -101,7 +105,7 @@ def _measure(
 
     task = task or RecallTask.for_model(model)
     found: dict[str, xr.Dataset] = {}
-    stages = tqdm(total=4, disable=None if progress else True, leave=False, bar_format="{desc} {n}/{total}")
+    stages = tqdm(total=5, disable=None if progress else True, leave=False, bar_format="{desc} {n}/{total}")
     with stages:
         stages.set_description("knockout")
         effects = knockout(model, task, unit=unit, n=n_per_residue * task.modulus, seed=seed, memory=memory)
@@ -120,6 +124,11 @@ def _measure(
             from interp.gates import gate_profile
 
             found["gates"] = gate_profile(model, task, seed=seed, memory=memory)
+        stages.update()
+        if is_mixed(model):
+            stages.set_description("branches")
+            stride, n = int(found["sweep"].attrs["stride"]), min(n_per_residue, _BRANCH_BLOCKS) * task.modulus
+            found["branches"] = branch_effects(model, task, n=n, seed=seed, stride=stride, memory=memory)
         stages.update()
     return found
 

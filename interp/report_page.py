@@ -43,7 +43,7 @@ def page(
     Parameters
     ----------
     found : mapping of str to Dataset
-        ``sweep``, and any of ``knockout``, ``specialization``, ``gates``.
+        ``sweep``, and any of ``knockout``, ``specialization``, ``gates``, ``branches``.
     built : mapping of str to Figure
         The figures, by the name of their files in ``figures/``.
     files : sequence of str
@@ -59,6 +59,7 @@ def page(
         f'<p role="note">{html.escape(notice)}</p>' if notice else "",
         _phase_table(found),
         _unit_table(found["specialization"]) if "specialization" in found else "",
+        _branch_table(found["branches"]) if "branches" in found else "",
         *(_figure(name, figure, files) for name, figure in built.items()),
         "<h2>Files</h2>",
         "<ul>"
@@ -120,6 +121,14 @@ def _unit_table(served: xr.Dataset) -> str:
         )
     head = ("unit", "serves phases", "largest loss (%)", "selectivity", "p (selective)")
     return _table("What knocking out one unit does", head, rows)
+
+
+def _branch_table(found: xr.Dataset) -> str:
+    from interp.branches import BRANCH_HEAD, branch_rows
+
+    clean = " ".join(_number(100 * float(v), 0) for v in found["clean_accuracy"].values)
+    title = f"Where the gap lives: {found['correct'][0].size} prompts, intact accuracy (%) by phase {clean}"
+    return _table(title, BRANCH_HEAD, branch_rows(found))
 
 
 def _figure(name: str, figure: go.Figure, files: Sequence[str]) -> str:

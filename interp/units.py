@@ -60,7 +60,9 @@ class Unit:
         return tuple(bound(name) for name in self.sites)
 
 
-def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list[Unit]:
+def units(
+    model: HookedModel, kind: str, prompts: Prompts | None = None, *, required: bool = True
+) -> list[Unit]:
     """Every unit of a kind that a model has.
 
     Parameters
@@ -75,6 +77,8 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
         and an entry whose only slot it is, as the first of a sequence may be, stays as it is).
     prompts : Prompts or None
         Needed by kinds that mask columns: they depend on the prompts' length and targets.
+    required : bool
+        Whether a model without any unit of the kind is an error; if not, it has none.
 
     Raises
     ------
@@ -84,7 +88,7 @@ def units(model: HookedModel, kind: str, prompts: Prompts | None = None) -> list
     if kind not in _BUILDERS:
         raise PhaselensError(f"unit={kind!r}; {did_you_mean(kind, UNIT_KINDS)}")
     found = _of_kind(model, kind, prompts)
-    if not found:
+    if not found and required:
         asked = [k for k in UNIT_KINDS if prompts is not None or k not in _OF_PROMPTS]
         there = [k for k in asked if _of_kind(model, k, prompts)]
         sole = any((g := model.geometry(layer)) and g.window == 1 for layer in range(model.cfg.n_layers))

@@ -36,13 +36,15 @@ def report_table(
     knockout: xr.Dataset,
     specialization: xr.Dataset,
     gates: xr.Dataset | None = None,
+    branches: xr.Dataset | None = None,
 ) -> Group:
     """Return the main job's tables: accuracy by phase, then what each unit serves.
 
     Parameters
     ----------
-    sweep, knockout, specialization, gates : Dataset
-        Results of the four measurements; gates add the phases at which key and value gates peak.
+    sweep, knockout, specialization, gates, branches : Dataset
+        Results of the measurements; gates add the phases at which key and value gates peak, branches a table of
+        what the gap becomes without a layer, its window, its entries or its picks.
 
     Returns
     -------
@@ -54,7 +56,20 @@ def report_table(
     FigureError
         If one lacks its variables.
     """
-    return Group(sweep_table(sweep), Text(), unit_table(knockout, specialization, gates))
+    tables = [sweep_table(sweep), unit_table(knockout, specialization, gates)]
+    if branches is not None:
+        tables.append(_branch_table(branches))
+    return Group(tables[0], *(part for table in tables[1:] for part in (Text(), table)))
+
+
+def _branch_table(found: xr.Dataset) -> RenderableType:
+    from interp.branches import BRANCH_HEAD, branch_rows
+
+    table = _table([BRANCH_HEAD[0], BRANCH_HEAD[1], "accuracy (pp)", *BRANCH_HEAD[3:]])
+    table.columns[1].no_wrap = True
+    for row, change in zip(branch_rows(found), found["effect_pp"].mean("phase").values, strict=True):
+        table.add_row(*row[:2], number(float(change), sign=True), *row[3:])
+    return _titled("Where the gap lives", table, ["Changes by phase are in branches.csv."], undefined="")
 
 
 def show(name: str, dataset: xr.Dataset, console: Console | None = None) -> None:

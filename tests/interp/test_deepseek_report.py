@@ -7,7 +7,8 @@ import torch
 import hooks
 from interp import stats
 from interp.audit import audit
-from interp.deepseek_report import agreement, branch_effects
+from interp.branches import branch_effects
+from interp.deepseek_report import agreement
 from interp.reading import value_path
 from interp.sweep import phase_sweep
 from interp.tasks import RecallTask
@@ -84,7 +85,7 @@ class Random:
 
 def test_branches_are_the_units_of_every_kind_and_gaps_are_paired():
     _, model = hooked()
-    found = branch_effects(model, Random(), n=48, seed=0)
+    found = branch_effects(model, Random(), n=48, seed=0, stride=4)
     kinds = [str(unit).split()[0] for unit in found["unit"].values]
     assert [kinds.count(kind) for kind in ("layer", "exact_branch", "entry_branch", "target_entry", "picks")] == [
         4, 4, 3, 3, 2,
