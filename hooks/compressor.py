@@ -66,7 +66,7 @@ class WindowTokens:
             )
         return self._gathered
 
-    def by_offset(self) -> Float[Tensor, "w b*e d"]:
+    def by_offset(self) -> Float[Tensor, "w rows d"]:
         """The same inputs offset by offset, copied once: every map of every branch multiplies this one."""
         if self._by_offset is None:
             self._by_offset = self.gathered().permute(2, 0, 1, 3).flatten(1, 2).contiguous()

@@ -267,7 +267,8 @@ def show_results(path: Path, *, as_json: bool) -> None:
     """
     from interp import results
 
-    files = sorted(path.glob("*.nc")) if path.is_dir() else [path]
+    # Links that lead nowhere, pipes and folders are no results, whatever they are called.
+    files = sorted(file for file in path.glob("*.nc") if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise results.ResultsError(f"no .nc files in {path}; give a file or folder that phaselens wrote")
     loaded = {file: results.load(file) for file in files}
