@@ -6,12 +6,13 @@ strings, never tensors.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -21,12 +22,13 @@ from apps.explorer.state import asked_runs, choice, keep_run, root_folder
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 
-__all__ = ["asked", "chosen_model", "model", "one_page", "run", "sources"]
+__all__ = ["asked", "begin", "chosen_model", "model", "run", "sources"]
 
 MAX_RESULTS = 24
 MAX_MODELS = 3
 MOMENT_S = 0.5
-_STOPPING = "a run was stopped"
+_STOP_PRESSED = "stop was pressed"
+_stopping: ContextVar[bool] = ContextVar("stopping", default=False)
 T = TypeVar("T")
 
 
@@ -139,7 +141,7 @@ def run(what: str, hooked: Any, arguments: Mapping[str, Any], work: Callable[[],
     if key in store:
         store.move_to_end(key)
         return store[key]
-    if st.session_state.get(_STOPPING):
+    if _stopping.get():
         _ended().setdefault(key, "")
     if key in _ended():
         _told(what, key)
@@ -159,14 +161,19 @@ def run(what: str, hooked: Any, arguments: Mapping[str, Any], work: Callable[[],
             offered = True
             button.button("Stop", key=_widget("stop", key), on_click=_stop, args=(key,))
 
-    counter = hooked.register_forward_pre_hook(tick)
     try:
         line.caption(f"Running {plain(what)} …")
-        store[key] = work()
+        # Streamlit draws a page anew before the last drawing has ended, and what that changed in the model is
+        # undone only then.
+        with st.session_state.setdefault("one run at a time", threading.Lock()):
+            counter = hooked.register_forward_pre_hook(tick)
+            try:
+                store[key] = store[key] if key in store else work()
+            finally:
+                counter.remove()
     except PhaselensError as error:
         _ended()[key] = str(error)
     finally:
-        counter.remove()
         place.empty()
     if key in _ended():
         _told(what, key)
@@ -176,18 +183,14 @@ def run(what: str, hooked: Any, arguments: Mapping[str, Any], work: Callable[[],
     return store[key]
 
 
-@contextlib.contextmanager
-def one_page() -> Iterator[None]:
-    """Context of drawing a page once; after a stop nothing else that is measured begins in it."""
-    try:
-        yield
-    finally:
-        st.session_state.pop(_STOPPING, None)
+def begin() -> None:
+    """Start to draw a page; right after a stop nothing that is measured begins on it."""
+    _stopping.set(bool(st.session_state.pop(_STOP_PRESSED, False)))
 
 
 def _stop(key: str) -> None:
     _ended()[key] = ""
-    st.session_state[_STOPPING] = True
+    st.session_state[_STOP_PRESSED] = True
 
 
 def _allow(key: str) -> None:

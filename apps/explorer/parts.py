@@ -15,9 +15,9 @@ import plotly.graph_objects as go
 import streamlit as st
 import xarray as xr
 
+from apps.explorer import live
 from apps.explorer.folder import load_report, report_names, stamp
 from apps.explorer.legend import legend
-from apps.explorer.live import one_page
 from apps.explorer.state import NOT_THERE, begin, choice, notes_here, root_folder
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
@@ -49,9 +49,9 @@ CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
 def shown(name: str) -> None:
     """Draw the page of this name; what its files or its address make impossible is one line on it."""
     begin(name)
+    live.begin()
     try:
-        with one_page():
-            importlib.import_module(f"apps.explorer.views.{name}").page()
+        importlib.import_module(f"apps.explorer.views.{name}").page()
     except (PhaselensError, OSError) as error:
         failed(error, "Choose something else above, or make the results again.")
 

@@ -194,7 +194,6 @@ def test_stop_stops(view, page, address):
     again = page.get_by_role("button", name="Run it again")
     again.wait_for(timeout=60_000)
     settle(page)
-    page.wait_for_timeout(1500)
     assert page.get_by_text("Stopped. Not measured: ").is_visible()
     assert page.get_by_role("button", name="Stop", exact=True).count() == 0
     again.click()

@@ -77,8 +77,8 @@ def warnings(app) -> list[str]:
         pytest.param("heads", {"across": "time"}, r"across 'time', which is no choice here; shown: phases", marks=pytest.mark.slow),
         pytest.param("heads", {"look": "yes"}, r"look 'yes', which is neither 0 nor 1; shown: 0", marks=pytest.mark.slow),
         ("figures", {"panels": "x_1,accuracy,y z"}, r"panels 'x_1', 'y z', which are no choice here; shown: "),
-        pytest.param("figures", {"width": "1e3"}, r"'1e3', which is no whole number from 60 to 200; shown: 180", marks=pytest.mark.slow),
-        pytest.param("figures", {"columns": "99"}, r"side '99', which is no whole number from 1 to 4; shown: 2", marks=pytest.mark.slow),
+        pytest.param("figures", {"width": "1e3"}, r"'1e3', which is no whole number from 60 to 200", marks=pytest.mark.slow),
+        pytest.param("figures", {"columns": "99"}, r"side '99', which is no whole number from 1 to 4", marks=pytest.mark.slow),
         (
             "interventions",
             {"model": "zoo:../../etc"},
