@@ -6,6 +6,7 @@ A new verb is a function with ``@app.command`` in this module, or one of a modul
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -479,7 +480,7 @@ def _fail(line: str) -> int:
 
 
 def _quieten() -> None:
-    """No telemetry, no look at the network, no other library's chatter; SIGTERM cleans up like an error."""
+    """No telemetry, no look at the network, no other library's chatter; SIGTERM cleans up like an error; any name prints."""
     for name, value in {
         "DO_NOT_TRACK": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -493,6 +494,9 @@ def _quieten() -> None:
         import warnings
 
         warnings.simplefilter("ignore")
+    for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -84,7 +85,7 @@ def figures(
         drawn = {"figure": paper_figure(found, _words(panels), look, sources=Sources(model=model))}
     out = out or (Path("figures") if folder is None else folder / "figures")
     # A figure's table may have the name of a result's, and would take that run's place.
-    if folder is not None and out.resolve() == folder.resolve():
+    if folder is not None and os.path.realpath(out) == os.path.realpath(folder):
         raise FigureError(
             f"-o {out} is the folder of the results; valid: another one, or leave -o out for {folder / 'figures'}"
         )

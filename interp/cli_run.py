@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hooks.errors import CheckpointError, PhaselensError, did_you_mean
-from interp.outputs import MANIFEST, check_writable, output_folder, to_plain
+from interp.outputs import MANIFEST, as_word, check_writable, output_folder, to_plain
 
 __all__ = [
     "busy",
@@ -205,7 +205,7 @@ def explore(folder: Path, port: int | None) -> None:
     """
     if not folder.is_dir():
         raise CheckpointError(
-            f"no folder {str(folder)!r}; make one with: phaselens report w8s8-2kv -o {folder}"
+            f"no folder {str(folder)!r}; make one with: phaselens report w8s8-2kv -o {as_word(folder)}"
         )
     # interp does not import apps: the app is another process, found by its name.
     found = importlib.util.find_spec("apps")
@@ -269,7 +269,8 @@ def show_results(path: Path, *, as_json: bool) -> None:
     """
     from interp import results
 
-    files = sorted(path.glob("*.nc")) if path.is_dir() else [path]
+    # Links that lead nowhere, pipes and folders are no results, whatever they are called.
+    files = sorted(file for file in path.glob("*.nc") if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise results.ResultsError(f"no .nc files in {path}; give a file or folder that phaselens wrote")
     loaded = {file: results.load(file) for file in files}
@@ -408,4 +409,7 @@ def train(
         print_json(made[0] if len(made) == 1 else {"name": name, "models": made})
     else:
         for folder in folders:
-            print(f"Model: {folder} (measure it with: phaselens report {folder} -o reports/{folder.name})")
+            report = Path("reports") / folder.name
+            print(
+                f"Model: {folder} (measure it with: phaselens report {as_word(folder)} -o {as_word(report)})"
+            )

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,16 @@ from hooks.errors import CheckpointError
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["FILES", "MANIFEST", "check_writable", "output_folder", "to_plain", "write_json"]
+__all__ = [
+    "FILES",
+    "MANIFEST",
+    "as_argument",
+    "as_word",
+    "check_writable",
+    "output_folder",
+    "to_plain",
+    "write_json",
+]
 
 MANIFEST = "report.json"
 """What a report says of itself and its files; the last of them to be written."""
@@ -26,6 +36,17 @@ FILES = "files.json"
 """What lists the files of other runs; likewise."""
 MADE_BY = "phaselens"
 _PER_PROMPT = "prompt"
+
+
+def as_argument(path: str | os.PathLike[str]) -> str:
+    """A path as an argument of a command: one that begins with a dash would be taken for an option."""
+    text = os.fspath(path)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def as_word(path: str | os.PathLike[str]) -> str:
+    """The same as a word of a command line that can be pasted into a shell."""
+    return shlex.quote(as_argument(path))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from interp import claims, results, stats
 from interp.claims import Change, Claim, Interval, Measured
 from interp.figures.base import number
 from interp.grid import Loader, Outcome, cells, finish, run_grid
+from interp.outputs import as_word
 from interp.published import load_published
 
 __all__ = ["PAGE", "Counterpart", "Replication", "RunRow", "replicate"]
@@ -303,7 +304,7 @@ def _csv(rows: list[dict[str, Any]], path: Path) -> None:
 def page(found: Replication, models: Sequence[str] | None = None) -> str:
     """The replication as Markdown."""
     n = found.n_per_residue
-    options = "".join(f" --model {name}" for name in models or ())
+    options = "".join(f" --model {as_word(name)}" for name in models or ())
     lines = [
         "# Replication",
         "",

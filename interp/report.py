@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from hooks.errors import CheckpointError
 from interp import results as storage
-from interp.outputs import MANIFEST, output_folder, to_plain, write_json
+from interp.outputs import MANIFEST, as_word, output_folder, to_plain, write_json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -161,7 +161,7 @@ def load_results(folder: str | os.PathLike[str]) -> dict[str, xr.Dataset]:
         reason = "holds no results" if folder.is_dir() else "is not a folder"
         raise CheckpointError(
             f"{str(folder)!r} {reason} ({', '.join(f'{name}.nc' for name in PARTS)}); "
-            f"make some with: phaselens report w8s8-2kv -o {folder}"
+            f"make some with: phaselens report w8s8-2kv -o {as_word(folder)}"
         )
     return found
 

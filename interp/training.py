@@ -18,6 +18,7 @@ from hooks.errors import ConfigError, PhaselensError
 from hooks.files import require_writable, write_json
 from hooks.running import require_device
 from interp.family import Family
+from interp.outputs import as_word
 from interp.recipes import Recipe, recipe, recipe_names
 from interp.rng import torch_rng
 from interp.tasks.recall import RecallTask
@@ -350,7 +351,7 @@ def _rounded(curve: Iterable[list[Any]]) -> list[list[float]]:
 
 def _command(name: str, seeds: Sequence[int], out: str, steps: int | None, batch: int | None) -> str:
     return " ".join(
-        [f"phaselens train {name}", *(f"--seed {seed}" for seed in seeds), f"-o {out}"]
+        [f"phaselens train {name}", *(f"--seed {seed}" for seed in seeds), f"-o {as_word(out)}"]
         + ([f"--steps {steps}"] if steps else [])
         + ([f"--batch {batch}"] if batch else [])
     )

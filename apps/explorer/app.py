@@ -25,7 +25,8 @@ STYLE = """
 <style>
   [data-testid="stMarkdownContainer"] a, [data-testid="stCaptionContainer"] a { text-decoration: underline; }
   [data-testid="stCaptionContainer"], [data-testid="stMetricLabel"] { opacity: 1; }
-  [data-testid="stAppDeployButton"] { display: none; }
+  /* Streamlit's own Stop leaves a page half drawn, and its runs begin again; those of live runs are on the page. */
+  [data-testid="stAppDeployButton"], [data-testid="stStatusWidget"] button { display: none; }
   [data-testid="stTable"] { overflow-x: auto; }
   [data-testid="stTable"] td, [data-testid="stTable"] th { white-space: nowrap; }
   .st-key-preview { overflow-x: auto; }

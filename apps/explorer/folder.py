@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ MAX_FOLDERS = 2000
 def report_names(root: Path) -> list[str]:
     """Folders under `root` that hold a knockout or a sweep, as relative names ("." is the root itself).
 
-    Links that lead out of the root are left out.
+    Links that lead out of the root, or nowhere, and names that are no text are left out, as is all but plain files.
     """
     return _holding(root, ("knockout.nc", "sweep.nc"))
 
@@ -40,13 +41,13 @@ def model_names(root: Path) -> list[str]:
 
 def audit_names(root: Path) -> list[str]:
     """Results of audits under `root`, as relative names of files without ``.nc``."""
-    root = root.resolve()
+    root = _real(root)
     return sorted(
         (folder / name).relative_to(root).with_suffix("").as_posix()
         for folder, files in _walk(root)
         if "report.json" in files
         for name in files
-        if name.endswith(".nc") and name[:-3] not in PARTS and _inside(folder / name, root)
+        if name.endswith(".nc") and name[:-3] not in PARTS and _plain_file(folder / name, root)
     )
 
 
@@ -71,7 +72,7 @@ def load_report(root: Path, name: str) -> dict[str, xr.Dataset]:
     found = {
         part: results.load(path, max_bytes=MAX_BYTES)
         for part in PARTS
-        if (path := folder / f"{part}.nc").is_file() and _inside(path, root.resolve())
+        if _plain_file(path := folder / f"{part}.nc", _real(root))
     }
     check_report(found, name)
     return found
@@ -96,9 +97,10 @@ def model_folder(root: Path, name: str) -> Path:
     """
     folder = _chosen(root, name, model_names(root), "model")
     for path in (folder / "model.safetensors", folder / "config.json"):
-        if not path.is_file() or not _inside(path, root.resolve()):
+        found = _plain_file(path, _real(root))
+        if found is None:
             raise CheckpointError(f"model {name!r} has no {path.name} in its folder; save it there again")
-        if path.stat().st_size > MAX_BYTES:
+        if found.st_size > MAX_BYTES:
             raise CheckpointError(
                 f"{path.name} of model {name!r} is over {MAX_BYTES >> 20} MB; not opened here"
             )
@@ -109,17 +111,17 @@ def model_folder(root: Path, name: str) -> Path:
 
 def stamp(root: Path, name: str) -> float:
     """Newest time of change among the results of a report; changes when one is written again."""
-    found = (
-        [path.stat().st_mtime for path in (root / name).glob("*.nc")] if name in report_names(root) else []
-    )
-    return max(found, default=0.0)
+    if name not in report_names(root):
+        return 0.0
+    found = (_plain_file(_real(root) / name / f"{part}.nc", _real(root)) for part in PARTS)
+    return max((one.st_mtime for one in found if one), default=0.0)
 
 
 def _check_config(path: Path, name: str) -> None:
     """Refuse numbers that would have a layer, or a prompt, of absurd size made."""
     try:
         waiting: list[tuple[str, Any]] = [("config", json.loads(path.read_text(encoding="utf-8")))]
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"config.json of model {name!r} is damaged; save the model again") from error
     while waiting:
         key, value = waiting.pop()
@@ -152,28 +154,49 @@ def _check_header(path: Path, name: str) -> None:
 def _chosen(root: Path, name: str, names: list[str], what: str) -> Path:
     if name not in names:
         raise CheckpointError(f"no {what} {name!r} in this folder; {did_you_mean(name, names)}")
-    return root.resolve() / name
+    return _real(root) / name
 
 
 def _holding(root: Path, wanted: tuple[str, ...]) -> list[str]:
-    root = root.resolve()
+    root = _real(root)
     return sorted(
         folder.relative_to(root).as_posix()
         for folder, files in _walk(root)
-        if any(name in files and _inside(folder / name, root) for name in wanted)
+        if any(name in files and _plain_file(folder / name, root) for name in wanted)
     )
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Folders and their file names, a few levels deep, a bounded number of them, links not followed."""
+    """Folders and their file names, a few levels deep, a bounded number of them, links not followed.
+
+    Folders that cannot be read are empty; names that are no text are left out, for no address can hold them.
+    """
     for number, (folder, inner, files) in enumerate(os.walk(root)):
         if number >= MAX_FOLDERS:
             return
         if len(Path(folder).relative_to(root).parts) >= MAX_DEPTH:
             inner.clear()
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        yield Path(folder), files
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and _is_text(name))
+        yield Path(folder), [name for name in files if _is_text(name)]
 
 
-def _inside(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root)
+def _plain_file(path: Path, root: Path) -> os.stat_result | None:
+    """What the system tells of a file that lies under `root`; None for all else, be it gone or a pipe."""
+    try:
+        found = path.resolve(strict=True)
+        told = found.stat()
+    except (OSError, RuntimeError):  # a link onto itself is a RuntimeError
+        return None
+    return told if found.is_relative_to(root) and stat.S_ISREG(told.st_mode) else None
+
+
+def _real(root: Path) -> Path:
+    return Path(os.path.realpath(root))  # Path.resolve raises where links go round
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -6,23 +6,29 @@ strings, never tensors.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import streamlit as st
 
 from apps.explorer.folder import model_folder, model_names
-from apps.explorer.state import choice, root_folder
+from apps.explorer.state import asked_runs, choice, keep_run, root_folder
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 
-__all__ = ["chosen_model", "kept", "model", "run", "sources"]
+__all__ = ["asked", "begin", "chosen_model", "model", "run", "sources"]
 
 MAX_RESULTS = 24
 MAX_MODELS = 3
+MOMENT_S = 0.5
+_STOP_PRESSED = "stop was pressed"
+_stopping: ContextVar[bool] = ContextVar("stopping", default=False)
 T = TypeVar("T")
 
 
@@ -42,7 +48,14 @@ def chosen_model(label: str = "Model", default: str = "zoo:w8s8-2kv") -> tuple[s
     if not names:
         st.info("No model is bundled and none is in this folder. Make one with: `phaselens train tiny`")
         return None
-    key = choice(label, "model", list(names), default=default, names=names)
+    key = choice(
+        label,
+        "model",
+        list(names),
+        default=default,
+        names=names,
+        lacking="neither bundled nor in this folder",
+    )
     try:
         return key, model(key)
     except PhaselensError as error:
@@ -73,15 +86,40 @@ def model(key: str) -> Any:
     return loaded[key]
 
 
-def kept(what: str, hooked: Any, arguments: Mapping[str, Any]) -> Any | None:
-    """The result of an earlier run of this session with the same model weights and arguments, if any."""
-    return _store().get(_key(what, hooked, arguments))
+def asked(button: str, key: str, what: str, hooked: Any, arguments: Mapping[str, Any]) -> bool:
+    """Draw the button of a run that waits to be asked for, and tell whether it was.
+
+    It was if the button is pressed, if its result is kept, or if a link asks for it: ``run`` in the address
+    names every run that is shown, and loses it when settings change.
+
+    Parameters
+    ----------
+    button : str
+        What the button says.
+    key : str
+        Of the button; without ``run-`` the name in the address.
+    what, hooked, arguments
+        As for :func:`run`.
+    """
+    name, run_key = key.removeprefix("run-"), _key(what, hooked, arguments)
+    settings: dict[str, str] = st.session_state.setdefault("asked with", {})
+    pressed = st.button(button, key=key, type="primary", on_click=_allow, args=(run_key,))
+    linked = name in asked_runs() and settings.get(name, run_key) == run_key
+    if pressed or linked or run_key in _store():
+        settings[name] = run_key
+        keep_run(name, True)
+        return True
+    settings.pop(name, None)
+    keep_run(name, False)
+    st.caption("Nothing has been run with these settings yet.")
+    return False
 
 
-def run(
-    what: str, hooked: Any, arguments: Mapping[str, Any], work: Callable[[], T], *, stop: bool = False
-) -> T | None:
-    """Run `work` unless its result is kept, with the passes made so far on the page.
+def run(what: str, hooked: Any, arguments: Mapping[str, Any], work: Callable[[], T]) -> T | None:
+    """Run `work` unless its result is kept, with the passes made so far and a button that stops it on the page.
+
+    What was stopped, or failed, is not begun again until the settings change or its button is pressed; a stop holds
+    for all that is behind it on the page.
 
     Parameters
     ----------
@@ -93,44 +131,89 @@ def run(
         Everything else that decides the result.
     work : function
         Computes it.
-    stop : bool
-        Offer a button that stops; any other widget stops as well.
 
     Returns
     -------
     object or None
-        None, with the reason on the page, if it failed.
+        None, with the reason on the page, if it failed or was stopped.
     """
     store, key = _store(), _key(what, hooked, arguments)
     if key in store:
         store.move_to_end(key)
         return store[key]
+    if _stopping.get():
+        _ended().setdefault(key, "")
+    if key in _ended():
+        _told(what, key)
+        return None
     place = st.empty()
     with place.container():
-        line = st.empty()
-        if stop:
-            st.button("Stop", key=f"stop-{what}")
-    passes, started = 0, time.monotonic()
+        line, button = st.empty(), st.empty()
+    passes, started, offered = 0, time.monotonic(), False
 
     def tick(*_: Any) -> None:
         """Count a pass; writing to the page is also where Streamlit ends a run that was stopped."""
-        nonlocal passes
+        nonlocal passes, offered
         passes += 1
-        line.caption(f"Running {plain(what)}: {passes} passes, {time.monotonic() - started:.0f} s")
+        elapsed = time.monotonic() - started
+        line.caption(f"Running {plain(what)}: {passes} passes, {elapsed:.0f} s")
+        if not offered and elapsed >= MOMENT_S:  # a button that is gone at once would only flicker
+            offered = True
+            button.button("Stop", key=_widget("stop", key), on_click=_stop, args=(key,))
 
-    counter = hooked.register_forward_pre_hook(tick)
     try:
         line.caption(f"Running {plain(what)} …")
-        store[key] = work()
+        # Streamlit draws a page anew before the last drawing has ended, and what that changed in the model is
+        # undone only then.
+        with st.session_state.setdefault("one run at a time", threading.Lock()):
+            counter = hooked.register_forward_pre_hook(tick)
+            try:
+                store[key] = store[key] if key in store else work()
+            finally:
+                counter.remove()
     except PhaselensError as error:
-        failed(f"{what}: {error}")
-        return None
+        _ended()[key] = str(error)
     finally:
-        counter.remove()
         place.empty()
+    if key in _ended():
+        _told(what, key)
+        return None
     while len(store) > MAX_RESULTS:
         store.popitem(last=False)
     return store[key]
+
+
+def begin() -> None:
+    """Start to draw a page; right after a stop nothing that is measured begins on it."""
+    _stopping.set(bool(st.session_state.pop(_STOP_PRESSED, False)))
+
+
+def _stop(key: str) -> None:
+    _ended()[key] = ""
+    st.session_state[_STOP_PRESSED] = True
+
+
+def _allow(key: str) -> None:
+    _ended().pop(key, None)
+
+
+def _ended() -> dict[str, str]:
+    """Runs that ended without a result: what went wrong by key, or "" where one was stopped."""
+    return st.session_state.setdefault("ended runs", {})
+
+
+def _told(what: str, key: str) -> None:
+    """Say why a run has no result, and offer it again."""
+    if error := _ended()[key]:
+        failed(f"{what}: {error}")
+    else:
+        st.info(plain(f"Stopped. Not measured: {what}."))
+    st.button("Run it again", key=_widget("again", key), on_click=_allow, args=(key,))
+
+
+def _widget(kind: str, key: str) -> str:
+    """Key of a button: two runs on a page may measure the same with other arguments."""
+    return f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def _store() -> OrderedDict[str, Any]:

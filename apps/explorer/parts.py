@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ import plotly.graph_objects as go
 import streamlit as st
 import xarray as xr
 
+from apps.explorer import live
 from apps.explorer.folder import load_report, report_names, stamp
 from apps.explorer.legend import legend
-from apps.explorer.state import choice, root_folder
+from apps.explorer.state import NOT_THERE, begin, choice, notes_here, root_folder
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 from interp.figures.base import number
@@ -46,9 +48,11 @@ CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
 
 def shown(name: str) -> None:
     """Draw the page of this name; what its files or its address make impossible is one line on it."""
+    begin(name)
+    live.begin()
     try:
         importlib.import_module(f"apps.explorer.views.{name}").page()
-    except PhaselensError as error:
+    except (PhaselensError, OSError) as error:
         failed(error, "Choose something else above, or make the results again.")
 
 
@@ -56,6 +60,7 @@ def heading(title: str, lead: str) -> None:
     """Title of a page and what can be done on it."""
     st.title(title)
     st.markdown(lead)
+    notes_here()
 
 
 def alt_text(drawn: go.Figure) -> str:
@@ -230,7 +235,7 @@ def chosen_report(label: str = "Report") -> tuple[str, dict[str, xr.Dataset]] | 
     if not names:
         no_reports()
         return None
-    name = choice(label, "report", names)
+    name = choice(label, "report", names, lacking=NOT_THERE)
     found = report(name)
     return None if found is None else (name, found)
 
@@ -239,13 +244,13 @@ def report(name: str) -> dict[str, xr.Dataset] | None:
     """Load a report of the folder; None, with the reason on the page, if it cannot be read."""
     root = root_folder()
     try:
-        return _load(str(root.resolve()), name, stamp(root, name))
-    except PhaselensError as error:
+        return _load(os.fsencode(root), name, stamp(root, name))
+    except (PhaselensError, OSError) as error:
         failed(error, "Remove the file, or make the report again.")
         return None
 
 
 @st.cache_data(show_spinner="Loading results", max_entries=32)
-def _load(root: str, name: str, changed: float) -> dict[str, xr.Dataset]:
-    """Load once per file version."""
-    return load_report(Path(root), name)
+def _load(root: bytes, name: str, changed: float) -> dict[str, xr.Dataset]:
+    """Load once per file version; `root` in bytes, for its name need not be text."""
+    return load_report(Path(os.fsdecode(root)), name)

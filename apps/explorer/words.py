@@ -18,7 +18,8 @@ _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 def plain(text: object) -> str:
     """One line of Markdown that reads as `text` does: no image is fetched, no link, list or formula is made."""
-    line = _SIGNS.sub(r"\\\g<0>", " ".join(str(text).split()))
+    words = str(text).encode(errors="backslashreplace").decode()  # names of files need not be text
+    line = _SIGNS.sub(r"\\\g<0>", " ".join(words.split()))
     return _NUMBERED.sub(r"\1\\\2", line)
 
 

@@ -23,9 +23,13 @@ from interp.figures.theme import Theme
 if TYPE_CHECKING:
     from hooks.sites import HookedModel
 
-__all__ = ["Kind", "Panel", "Setting", "Sources", "View"]
+__all__ = ["Kind", "NotMeasured", "Panel", "Setting", "Sources", "View"]
 
 T = TypeVar("T")
+
+
+class NotMeasured(FigureError):
+    """What a panel is drawn from was stopped, or failed, while it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,7 @@ class Sources:
         Load one by its name; a folder, a file with or without ``.nc``, and a model if left out.
     run : function
         ``run(what, model, arguments, work)``: calls `work`, or returns what it kept of an earlier call with the
-        same model and arguments; None if it was stopped.
+        same model and arguments; None, after saying why, if it was stopped or failed.
     """
 
     model: HookedModel | None = None
@@ -199,12 +203,12 @@ class View:
 
         Raises
         ------
-        FigureError
-            If it was stopped or failed.
+        NotMeasured
+            If it was stopped or failed, which `Sources.run` has told already.
         """
         done = self.sources.run(what, model, arguments, work)
         if done is None:
-            raise FigureError(f"panel {self.panel.name!r}: {what} was not measured; run it again")
+            raise NotMeasured(f"panel {self.panel.name!r}: {what} was not measured; run it again")
         return done
 
 

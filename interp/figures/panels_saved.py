@@ -18,6 +18,7 @@ from interp.figures.heatmap import effect_heatmap
 from interp.figures.panel_kinds import Kind, Setting, View
 from interp.figures.patch_maps import patch_by_place, patching_map
 from interp.figures.profiles import gate_profiles
+from interp.outputs import as_word
 
 __all__ = ["SAVED", "audit_figure"]
 
@@ -101,7 +102,7 @@ def _models(view: View) -> go.Figure:
         found = view.sources.report(name)
         if "sweep" not in found:
             raise FigureError(
-                f"report {name!r} has no sweep.nc; make it with: phaselens sweep MODEL -o {name}"
+                f"report {name!r} has no sweep.nc; make it with: phaselens sweep MODEL -o {as_word(name)}"
             )
         named["this folder" if name == "." else name] = found["sweep"]
     named |= {f"{name} (published)": _published()[name] for name in view.many("published")}

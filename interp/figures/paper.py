@@ -18,6 +18,7 @@ from interp.figures.panel_kinds import Panel, Setting, Sources, View
 from interp.figures.panels_live import LIVE
 from interp.figures.panels_saved import SAVED
 from interp.figures.theme import DOUBLE_COLUMN_MM, Theme
+from interp.outputs import as_argument
 
 __all__ = ["PANELS", "Look", "available", "command", "paper_figure", "settings"]
 
@@ -193,11 +194,11 @@ def command(
         Zoo name or folder of the model that is measured.
     """
     words = [
-        "phaselens", "figures", *([] if folder is None else [folder]), "--panels", ",".join(names), "--width-mm",
+        "phaselens", "figures", *([] if folder is None else [as_argument(folder)]), "--panels", ",".join(names), "--width-mm",
         f"{look.width_mm:g}", "--font-pt", f"{look.font_pt:g}", "--colours", look.colours,
     ]  # fmt: skip
     words += ["--columns", str(look.columns)] if look.columns is not None else []
-    words += ["--live", live] if live is not None else []
+    words += ["--live", as_argument(live)] if live is not None else []
     words += ["--units", ",".join(look.units)] if look.units else []
     words += ["--dark"] if look.dark else []
     return shlex.join([*words, "--format", suffix, "-o", "paper"])

@@ -236,3 +236,19 @@ def test_axe_finds_no_serious_violation(name, scheme, page, address, axe):
             for node in one["nodes"]
         ]
     assert serious == []
+
+
+@pytest.mark.parametrize(
+    "view",
+    ["models?models=zoo:w8s8-4kv", "interventions?model=zoo:w8s8-4kv&n=16&run=patch&tab=Patch&part=position"],
+)
+def test_stop_stops(view, page, address):
+    page.goto(f"{address}/{view}")
+    page.get_by_role("button", name="Stop", exact=True).click(timeout=120_000)
+    again = page.get_by_role("button", name="Run it again")
+    again.wait_for(timeout=60_000)
+    settle(page)
+    assert page.get_by_text("Stopped. Not measured: ").is_visible()
+    assert page.get_by_role("button", name="Stop", exact=True).count() == 0
+    again.click()
+    page.get_by_role("button", name="Stop", exact=True).wait_for(timeout=60_000)

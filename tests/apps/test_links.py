@@ -61,3 +61,65 @@ def test_names_with_commas_and_percent_signs_are_kept(reports, tmp_path, open_pa
     assert open_page(tmp_path, "models", models="report:a,report:b").multiselect(key="models").value == [
         "report:a", "report:b",
     ]  # fmt: skip
+
+
+# ---- links to what is not there
+
+
+def warnings(app) -> list[str]:
+    return [one.value for one in app.warning]
+
+
+@pytest.mark.parametrize(
+    ("page", "asked", "said"),
+    [
+        ("heads", {"report": "was-renamed"}, r"report 'was-renamed', which is not in this folder; shown: tiny"),
+        pytest.param("heads", {"across": "time"}, r"across 'time', which is no choice here; shown: phases", marks=pytest.mark.slow),
+        pytest.param("heads", {"look": "yes"}, r"look 'yes', which is neither 0 nor 1; shown: 0", marks=pytest.mark.slow),
+        ("figures", {"panels": "x_1,accuracy,y z"}, r"panels 'x_1', 'y z', which are no choice here; shown: "),
+        pytest.param("figures", {"width": "1e3"}, r"'1e3', which is no whole number from 60 to 200", marks=pytest.mark.slow),
+        pytest.param("figures", {"columns": "99"}, r"side '99', which is no whole number from 1 to 4", marks=pytest.mark.slow),
+        (
+            "interventions",
+            {"model": "zoo:../../etc"},
+            r"model 'zoo:../../etc', which is neither bundled nor in this folder; shown: w8s8-2kv",
+        ),
+        ("interventions", {"model": "zoo:tiny", "tab": "<b>_x_"}, r"tab '\<b\>\_x\_', which is no choice here; shown: Remove"),
+        ("deepseek", {"audit": "audit/gone"}, r"audit result 'audit/gone', which is not in this folder; shown: audit/completion"),
+    ],
+)  # fmt: skip
+def test_what_a_link_asks_for_in_vain_is_said(page, asked, said, reports, open_page):
+    app = open_page(reports, page, **asked)
+    (told,) = warnings(app)
+    assert told.startswith("The link asks for ")
+    assert said in told
+    assert warnings(app.run()) == [told]  # Streamlit may draw the page again at once
+    assert warnings(open_page(reports, page, **address(app))) == []
+
+
+def test_it_is_said_until_another_is_chosen(reports, open_page):
+    app = open_page(reports, "heads", unit="9.9")
+    assert len(warnings(app)) == 1
+    app.selectbox(key="unit").set_value("0.1").run()
+    app.selectbox(key="unit").set_value("0.0").run()
+    assert warnings(app) == []
+
+
+def test_a_value_that_no_longer_fits_another_choice_is_no_fault_of_a_link(tmp_path, open_page):
+    app = open_page(tmp_path, "interventions", model="zoo:tiny", kind="kv_head", remove="1.1", n="2")
+    app.selectbox(key="kind").set_value("layer").run()
+    assert address(app)["remove"] != "1.1"
+    assert warnings(app) == []
+
+
+def test_a_long_wish_is_cut(tmp_path, open_page):
+    app = open_page(tmp_path, "deepseek", needle="x" * 5000 + "\u202e")
+    assert len(warnings(app)[0]) < 300
+    app = open_page(tmp_path, "deepseek", needle="a\u202eb")
+    assert "\u202e" not in warnings(app)[0]
+
+
+def test_a_panel_that_a_link_names_twice_is_drawn_once(reports, open_page):
+    app = open_page(reports, "figures", panels="knockout,knockout,accuracy")
+    assert not app.exception
+    assert address(app)["panels"] == "knockout,accuracy"

@@ -7,7 +7,7 @@ import xarray as xr
 
 from apps.explorer.folder import audit_names, load_audit
 from apps.explorer.parts import figure, heading, sweep_summary, table
-from apps.explorer.state import choice, choices, root_folder, screen_theme, slider
+from apps.explorer.state import NOT_THERE, choice, choices, root_folder, screen_theme, slider
 from apps.explorer.words import failed
 from hooks.errors import PhaselensError
 from interp.figures import accuracy_by_residue
@@ -69,10 +69,10 @@ def _audits() -> None:
     if not names:
         st.info("No audits in this folder yet. Make one with: `phaselens audit CHECKPOINT -o DIR`")
         return
-    name = choice("Audit result", "audit", names)
+    name = choice("Audit result", "audit", names, lacking=NOT_THERE)
     try:
         found = load_audit(root, name)
-    except PhaselensError as error:
+    except (PhaselensError, OSError) as error:
         failed(error, "Remove the file, or make the audit again.")
         return
     _audit(found)

@@ -14,6 +14,7 @@ from apps.explorer.parts import CONFIG, alt_text, chosen_report, heading
 from apps.explorer.state import choice, choices, slider, switch, whole_number
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
+from interp.figures.panel_kinds import NotMeasured
 from interp.figures.paper import Look, command, paper_figure, settings
 from interp.figures.theme import COLOURS
 
@@ -48,6 +49,8 @@ def page() -> None:
         return
     try:
         drawn = paper_figure(found, panels, look, sources=sources)
+    except NotMeasured:  # why is on the page
+        return
     except PhaselensError as error:
         failed(error)
         return

@@ -127,9 +127,8 @@ def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
         "gone": unit, "unit": run.kind, "replace": run.replace, "at": at, "padding": run.task.padding,
         "seed": run.seed,
     }  # fmt: skip
-    pressed = st.button("Measure what takes over when it is gone", key="backup")
-    found = live.kept("what takes over", run.model, arguments)
-    if found is None and not pressed:
+    what = "what takes over"
+    if not live.asked("Measure what takes over when it is gone", "backup", what, run.model, arguments):
         return
 
     def work() -> xr.Dataset:
@@ -141,6 +140,6 @@ def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
             n=PER_RESIDUE * run.task.modulus, seed=run.seed, progress=False,
         )  # fmt: skip
 
-    found = live.run("what takes over", run.model, arguments, work, stop=True)
+    found = live.run(what, run.model, arguments, work)
     if found is not None:
         figure(takes_over_map(found, theme=screen_theme(150)), f"takes-over-{unit}")

@@ -54,15 +54,6 @@ def _labels(hooked: Any, kind: str) -> list[str]:
     return [one.label for one in units(hooked, kind)]
 
 
-def _asked(button: str, key: str, what: str, hooked: Any, arguments: dict[str, Any]) -> bool:
-    """Whether to show a result: it is kept from before, or was just asked for."""
-    pressed = st.button(button, key=key, type="primary")
-    if live.kept(what, hooked, arguments) is None and not pressed:
-        st.caption("Nothing has been run with these settings yet.")
-        return False
-    return True
-
-
 def _task(hooked: Any) -> Any:
     from interp.tasks import RecallTask
 
@@ -83,7 +74,7 @@ def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
         st.info("Choose at least one unit to remove.")
         return
     arguments = {"kind": kind, "only": only, "replace": replace, "blocks": blocks}
-    if not _asked("Run", "run-remove", "removal", hooked, arguments):
+    if not live.asked("Run", "run-remove", "removal", hooked, arguments):
         return
 
     def work() -> xr.Dataset:
@@ -95,7 +86,7 @@ def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
             progress=False,
         )  # fmt: skip
 
-    found = live.run("removal", hooked, arguments, work, stop=True)
+    found = live.run("removal", hooked, arguments, work)
     if found is None:
         return
     figure(before_and_after(found, theme=screen_theme(190)), "before-and-after")
@@ -154,7 +145,7 @@ def _patch(hooked: Any, kind: str, blocks: int) -> None:
     with right:
         shift = slider("Shift (tokens)", "by", 1, stride - 1, default=1)
     arguments = {"unit": kind if part == "unit" else part, "shift": shift, "blocks": blocks}
-    if not _asked("Run patching", "run-patch", "patching", hooked, arguments):
+    if not live.asked("Run patching", "run-patch", "patching", hooked, arguments):
         return
 
     def work() -> xr.Dataset:
@@ -165,7 +156,7 @@ def _patch(hooked: Any, kind: str, blocks: int) -> None:
             progress=False,
         )  # fmt: skip
 
-    found = live.run("patching", hooked, arguments, work, stop=True)
+    found = live.run("patching", hooked, arguments, work)
     if found is None:
         return
     if part == "unit":
@@ -190,7 +181,7 @@ def _direct(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
         "smaller than direct, later components make up for the loss."
     )
     arguments = {"kind": kind, "blocks": blocks}
-    if not _asked("Run both", "run-direct", "direct and total effects", hooked, arguments):
+    if not live.asked("Run both", "run-direct", "direct and total effects", hooked, arguments):
         return
 
     def work() -> xr.Dataset:
@@ -201,7 +192,7 @@ def _direct(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
             hooked, task, unit=kind, n=blocks * task.modulus, memory=1 << 26, progress=False
         )
 
-    found = live.run("direct and total effects", hooked, arguments, work, stop=True)
+    found = live.run("direct and total effects", hooked, arguments, work)
     if found is None:
         return
     unit = choice(

@@ -72,7 +72,7 @@ def _sweep(key: str) -> xr.Dataset | None:
 
         return phase_sweep(hooked, **arguments, memory=1 << 26, progress=False)
 
-    return live.run(f"sweep of {name}", hooked, arguments, work, stop=True)
+    return live.run(f"sweep of {name}", hooked, arguments, work)
 
 
 def _row(name: str, sweep: xr.Dataset, phase: str = "phase") -> dict[str, Any]:

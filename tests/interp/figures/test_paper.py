@@ -416,3 +416,23 @@ def test_two_runs_give_the_same_svg_and_text_is_text(folder, tmp_path):
     assert not re.search(rb"/Subtype\s*/Image", pdf.read_bytes())
     told = subprocess.run(["pdftotext", pdf, "-"], capture_output=True, text=True, check=True).stdout
     assert {"accuracy (%)", "layer"} <= set(told.splitlines())
+
+
+def test_the_command_takes_folders_whose_names_begin_with_a_dash(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-neg").mkdir()
+    save_results({"sweep": data.sweep()}, tmp_path / "-neg")
+    words = shlex.split(command("-neg", ["accuracy", "models:reports=-neg"], Look(), suffix="csv"))
+    assert main(words[1:]) == 0
+    assert (tmp_path / "paper" / "figure.csv").is_file()
+    live = shlex.split(command(None, ["shift"], Look(), suffix="csv", live="-model"))
+    assert main(live[1:]) == 2
+    assert "'./-model'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["-neg", "two words", "a'b", "plain/er"])
+def test_the_advice_for_an_empty_folder_is_a_command_that_can_be_pasted(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["figures", f"./{name}"]) == 2
+    advice = shlex.split(capsys.readouterr().err.split("make some with: ")[1])
+    assert advice == ["phaselens", "report", "w8s8-2kv", "-o", "./-neg" if name == "-neg" else name]
