@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hooks.errors import CheckpointError, ConfigError
 
-__all__ = ["config_strides", "read_config", "setting", "text_settings"]
+__all__ = ["config_strides", "read_config", "require_attention", "setting", "text_settings"]
+
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
 
 
 def _whole(value: Any) -> bool:
@@ -75,6 +77,35 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     if value is None or fits(value):
         return value
     raise ConfigError(f"{key}={value!r} in config.json is not understood; valid: {valid}")
+
+
+def require_attention(
+    config: Mapping[str, Any] | str | None, valid: Sequence[str], *, instead: str = ""
+) -> None:
+    """Raise if an attention implementation is asked for that cannot be used; without any, there is no fault.
+
+    Parameters
+    ----------
+    config : mapping or str or None
+        A ``config.json``, or the name that a model in memory runs with.
+    valid : sequence of str
+        Names that can be used.
+    instead : str
+        Why others cannot, and what to do.
+
+    Raises
+    ------
+    ConfigError
+        Naming what was asked for, where, and the valid names.
+    """
+    given = config if isinstance(config, Mapping) else {_ATTENTION_KEYS[0]: config}
+    where = " in config.json" if isinstance(config, Mapping) else ""
+    for key in _ATTENTION_KEYS:
+        for part in (given, given.get("text_config")):
+            asked = part.get(key) if isinstance(part, Mapping) else None
+            if asked is not None and asked not in valid:
+                told = f": {instead}" if instead else ""
+                raise ConfigError(f"{key}={asked!r}{where}{told}; valid: {', '.join(valid)}")
 
 
 def text_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
