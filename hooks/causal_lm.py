@@ -48,6 +48,11 @@ def fetch(dir_or_id: str | Path, *, revision: str | None = None, weights: bool =
         If there is no such folder and the hub cannot give the repository, with the hub's reason.
     """
     folder = Path(dir_or_id)
+    if folder.exists() and revision is not None:
+        raise CheckpointError(
+            f"{str(dir_or_id)!r} is on this machine, so revision {revision!r} would do nothing; valid: a hub id with it, "
+            "or leave --revision out"
+        )
     if folder.is_dir():
         return folder
     if folder.exists():

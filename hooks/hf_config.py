@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hooks.errors import CheckpointError, ConfigError
+from hooks.files import read_object
 
 __all__ = ["config_strides", "read_config", "require_attention", "setting", "text_settings"]
 
@@ -53,15 +53,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         If it is missing or not a JSON object.
     """
     path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{str(folder)!r} holds no config.json, so it is no model folder") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{str(path)!r} is not a JSON object")
-    return config
+    if not path.exists():
+        raise CheckpointError(f"{str(folder)!r} holds no config.json, so it is no model folder")
+    return read_object(path)
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:

@@ -169,6 +169,7 @@ def command(
         look.colours,
     ]  # fmt: skip
     words += ["--live", live] if live is not None else []
-    words += ["--units", ",".join(look.units)] if look.units else []
+    has_gates = any(name.split(":")[0] == "gates" for name in names)
+    words += ["--units", ",".join(look.units)] if look.units and has_gates else []
     words += ["--dark"] if look.dark else []
     return shlex.join([*words, "--format", suffix, "-o", "paper"])

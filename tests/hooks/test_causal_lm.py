@@ -213,6 +213,7 @@ def test_code_that_comes_with_a_model_is_never_run(folder, tmp_path):
         ({"num_hidden_layers": 3}, "missing keys, first model.layers.2"),
         ({"hidden_size": 12, "head_dim": 8}, "cannot load|mismatched"),
         ({"attn_implementation": "paged"}, "valid: eager, sdpa"),
+        ({"rms_norm_eps": 10**400}, "whole number of 401 digits; valid: up to 20"),
         ({"attn_implementation": "eager", "_attn_implementation": "paged"}, "_attn_implementation='paged'"),
     ],
 )
