@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
 
 from hooks.errors import ConfigError, PhaselensError, SiteError, did_you_mean
-from hooks.points import HookPoint
 from hooks.sites import check_names, site
 
 __all__ = [
