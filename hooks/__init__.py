@@ -10,10 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    import torch
+
     from hooks.cache import DecodeCache as DecodeCache
     from hooks.checkpoint import from_pretrained as from_pretrained
     from hooks.checkpoint import load as load
-    from hooks.checkpoint import save as save
     from hooks.checkpoint import zoo as zoo
     from hooks.config import ModelConfig as ModelConfig
     from hooks.config import preset as preset
@@ -35,12 +39,19 @@ _HOME = {
     "hook_deepseek_v4": "deepseek",
     "load": "checkpoint",
     "preset": "config",
-    "save": "checkpoint",
     "trace_deepseek_v4": "tracing",
     "zoo": "checkpoint",
 }
 
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, "save"])
+
+
+def save(model: Any, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Path:
+    """Write a model's weights and config into a folder; see :func:`hooks.checkpoint.save`."""
+    # A name that loads on first use would be lost to nnsight, which gives every object a method `save`.
+    from hooks import checkpoint
+
+    return checkpoint.save(model, path, dtype=dtype)
 
 
 def __getattr__(name: str) -> Any:

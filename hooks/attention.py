@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from hooks.cache import LayerState, SharedEntries, as_read, extend, kept_exact, kept_inputs
 from hooks.compressor import Compressor, window_tokens
@@ -19,6 +18,7 @@ from hooks.config import ModelConfig
 from hooks.errors import PhaselensError
 from hooks.indexer import Indexer, imitation_loss, pick_mask
 from hooks.numerics import RMSNorm, rope_tables, rotate
+from hooks.points import HookPoint
 from hooks.running import watched
 from hooks.segments import attend_picks, masked, spans
 from hooks.softmax import Segment, attend, mass

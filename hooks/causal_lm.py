@@ -17,9 +17,9 @@ from torch import Tensor
 
 from hooks.errors import CheckpointError, ConfigError, ModelCheckError, PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
-from hooks.hf_config import config_strides, read_config, setting
+from hooks.hf_config import config_strides, read_config, require_attention, setting
 from hooks.identity import hash_model
-from hooks.running import as_tokens
+from hooks.running import as_tokens, in_mode, require_plain_positions
 
 __all__ = ["CausalLM", "CausalLMSizes", "config_strides", "fetch", "load_causal_lm", "read_config"]
 
@@ -48,6 +48,11 @@ def fetch(dir_or_id: str | Path, *, revision: str | None = None, weights: bool =
         If there is no such folder and the hub cannot give the repository, with the hub's reason.
     """
     folder = Path(dir_or_id)
+    if folder.exists() and revision is not None:
+        raise CheckpointError(
+            f"{str(dir_or_id)!r} is on this machine, so revision {revision!r} would do nothing; valid: a hub id with it, "
+            "or leave --revision out"
+        )
     if folder.is_dir():
         return folder
     if folder.exists():
@@ -93,7 +98,7 @@ class CausalLM:
     Parameters
     ----------
     hf_model : PreTrainedModel
-        Any causal language model; it is put into evaluation mode.
+        Any causal language model. It is evaluated, and left in the mode it is in.
     name : str or None
         For display; by default the path it was loaded from.
 
@@ -105,7 +110,7 @@ class CausalLM:
 
     def __init__(self, hf_model: Any, *, name: str | None = None) -> None:
         _refuse_quantized(hf_model)
-        self.hf = hf_model.eval()
+        self.hf = hf_model
         config = hf_model.config.get_text_config()
         self.name = name or getattr(hf_model.config, "name_or_path", "") or type(hf_model).__name__
         self.task: dict[str, Any] | None = getattr(hf_model.config, "phaselens_task", None)
@@ -223,12 +228,13 @@ class CausalLM:
         if cache is not None or start_at_layer is not None or stop_at_layer is not None:
             raise SiteError(self._no_sites())
         ids = as_tokens(tokens, self.cfg.d_vocab, self.device)
-        _require_plain(attention_mask, position_ids, ids.shape[1])
+        require_plain_positions(attention_mask, position_ids, batch=ids.shape[0], new=ids.shape[1])
         if self.cfg.max_positions and ids.shape[1] > self.cfg.max_positions:
             raise PhaselensError(
                 f"prompts of {ids.shape[1]} tokens; {self.name!r} reads at most {self.cfg.max_positions}"
             )
-        logits = self.hf(input_ids=ids, use_cache=False, logits_to_keep=1 if last_only else 0).logits
+        with in_mode(self.hf, training=False):
+            logits = self.hf(input_ids=ids, use_cache=False, logits_to_keep=1 if last_only else 0).logits
         if last_only:
             logits = logits[:, -1:]  # classes without logits_to_keep give all positions
         if not bool(torch.isfinite(logits).all()):
@@ -273,9 +279,7 @@ def load_causal_lm(
             f"{str(dir_or_id)!r} holds quantized weights, which do not run on a CPU; use --device cuda, or "
             "--export the prompts and score a server's --answers"
         )
-    attention = described.get("attn_implementation", described.get("_attn_implementation"))
-    if attention not in (None, *_ATTENTION):
-        raise ConfigError(f"attn_implementation={attention!r} in config.json; valid: {', '.join(_ATTENTION)}")
+    require_attention(described, _ATTENTION)
     if not list(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"{str(dir_or_id)!r} holds no .safetensors file; other formats are not read (pickle can run "
@@ -327,17 +331,3 @@ def _refuse_quantized(hf_model: Any) -> None:
             f"weights of dtype {', '.join(sorted(small))} do not run on a CPU; put the model on a GPU, "
             "or load an unquantized one"
         )
-
-
-def _require_plain(attention_mask: Tensor | None, position_ids: Tensor | None, length: int) -> None:
-    if attention_mask is not None and not bool(torch.as_tensor(attention_mask).bool().all()):
-        raise PhaselensError(
-            "attention_mask hides positions: padding moves every later token to another phase; give prompts "
-            "of one length without padding, or run them one by one"
-        )
-    if position_ids is not None:
-        given = torch.as_tensor(position_ids).reshape(-1, length).cpu()
-        if not bool((given == torch.arange(length)).all()):
-            raise PhaselensError(
-                f"position_ids are not 0 to {length - 1}: phases count from the first token; leave them out"
-            )

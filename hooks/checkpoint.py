@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hooks.config import ModelConfig
 from hooks.errors import CheckpointError, ConfigError, did_you_mean
-from hooks.files import atomic_path, require_writable, write_json
+from hooks.files import atomic_path, read_object, require_writable, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +43,7 @@ def zoo_path(name: str) -> Path:
 def zoo_info(name: str) -> dict[str, Any]:
     """How a zoo model came to be: command, seeds trained and what each gave (its ``training.json``)."""
     path = zoo_path(name) / "training.json"
-    return _read_json(path) if path.exists() else {}
+    return read_object(path) if path.exists() else {}
 
 
 def save(model: Any, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> Path:
@@ -117,7 +116,7 @@ def load(name_or_path: str | os.PathLike[str], device: str | torch.device = "cpu
         )
     if not (folder / CONFIG).exists():
         raise CheckpointError(f"{str(folder)!r} holds no {CONFIG}; a model folder has {CONFIG} and {WEIGHTS}")
-    description = _read_json(folder / CONFIG)
+    description = read_object(folder / CONFIG)
     from hooks.running import require_device
 
     require_device(device)
@@ -197,16 +196,6 @@ def _load_deepseek(folder: Path, device: Any) -> Any:
     from hooks.deepseek import load_deepseek_v4
 
     return load_deepseek_v4(folder, device=device)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{str(path)!r} is not a JSON object")
-    return value
 
 
 def _read_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from hooks.errors import PhaselensError, did_you_mean
 
-__all__ = ["require_choice", "whole_number"]
+__all__ = ["is_real", "require_choice", "whole_number"]
 
 
 def whole_number(
@@ -51,6 +52,12 @@ def whole_number(
             wanted = "" if least is None else f", {least} or more"
         raise error(f"{name}={value!r}; valid: a whole number{wanted}")
     return number
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value, as JSON gives it, is a number that a float can hold: no bool, NaN, infinity or huge integer."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def require_choice(name: str, value: Any, valid: Iterable[str]) -> None:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from hooks.config import LayerConfig, ModelConfig
 from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm, masked_softmax, rope_tables, rotate, working_dtype
+from hooks.points import HookPoint
 from hooks.stored import store
 
 __all__ = ["Branch", "Compressor", "Pooled", "WindowTokens", "window_tokens"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+from hooks.checks import is_real
 from hooks.errors import ConfigError, did_you_mean
 from hooks.geometry import ChunkGeometry
 from hooks.presets import FULL_SIZE, TRAINABLE
@@ -375,11 +376,7 @@ def _check_layer(cfg: ModelConfig, layer: int) -> None:
             f"rope_base=0 in layer {layer} gives no finite angles; valid: numbers above 0, e.g. 1e4"
         )
     for name in ("rope_base", "gate_init_std"):
-        if (
-            isinstance(values[name], bool)
-            or not isinstance(values[name], int | float)
-            or not values[name] >= 0
-        ):
+        if not is_real(values[name]) or values[name] < 0:
             raise ConfigError(f"{name}={values[name]!r} in layer {layer} is not a number of at least 0")
     _check_precision(cfg, values, layer, rope_dims)
     if values["attention"] == "chunked":

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from hooks.cache import PAST
 from hooks.config import ModelConfig
 from hooks.numerics import RMSNorm, working_dtype
+from hooks.points import HookPoint
 from hooks.rng import numpy_rng
 
 __all__ = ["GRAMS", "Engram", "with_past"]

@@ -12,7 +12,10 @@ from typing import Any
 
 from hooks.errors import CheckpointError
 
-__all__ = ["atomic_path", "require_writable", "write_json"]
+__all__ = ["atomic_path", "read_object", "require_writable", "write_json"]
+
+_MOST_DIGITS = 20
+"""Of whole numbers in settings: as many as 64 bits hold."""
 
 
 @contextmanager
@@ -57,6 +60,31 @@ def require_writable(folder: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"cannot write to {str(folder)!r}: {reason}; choose a folder you may write to"
         ) from error
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or holds something else or a whole number that no setting can have.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"), parse_int=_whole)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{str(path)!r} is not a JSON object")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(
+            f"{digits[:12]}… is a whole number of {len(digits)} digits; valid: up to {_MOST_DIGITS}"
+        )
+    return int(digits)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hooks.errors import CheckpointError, ConfigError
+from hooks.files import read_object
 
-__all__ = ["config_strides", "read_config", "setting", "text_settings"]
+__all__ = ["config_strides", "read_config", "require_attention", "setting", "text_settings"]
+
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
 
 
 def _whole(value: Any) -> bool:
@@ -51,15 +53,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         If it is missing or not a JSON object.
     """
     path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{str(folder)!r} holds no config.json, so it is no model folder") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{str(path)!r} is not a JSON object")
-    return config
+    if not path.exists():
+        raise CheckpointError(f"{str(folder)!r} holds no config.json, so it is no model folder")
+    return read_object(path)
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
@@ -75,6 +71,35 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     if value is None or fits(value):
         return value
     raise ConfigError(f"{key}={value!r} in config.json is not understood; valid: {valid}")
+
+
+def require_attention(
+    config: Mapping[str, Any] | str | None, valid: Sequence[str], *, instead: str = ""
+) -> None:
+    """Raise if an attention implementation is asked for that cannot be used; without any, there is no fault.
+
+    Parameters
+    ----------
+    config : mapping or str or None
+        A ``config.json``, or the name that a model in memory runs with.
+    valid : sequence of str
+        Names that can be used.
+    instead : str
+        Why others cannot, and what to do.
+
+    Raises
+    ------
+    ConfigError
+        Naming what was asked for, where, and the valid names.
+    """
+    given = config if isinstance(config, Mapping) else {_ATTENTION_KEYS[0]: config}
+    where = " in config.json" if isinstance(config, Mapping) else ""
+    for key in _ATTENTION_KEYS:
+        for part in (given, given.get("text_config")):
+            asked = part.get(key) if isinstance(part, Mapping) else None
+            if asked is not None and asked not in valid:
+                told = f": {instead}" if instead else ""
+                raise ConfigError(f"{key}={asked!r}{where}{told}; valid: {', '.join(valid)}")
 
 
 def text_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from hooks.compressor import Branch, WindowTokens
 from hooks.config import LayerConfig, ModelConfig
 from hooks.numerics import RMSNorm, rope_tables, rotate, working_dtype
 from hooks.picks import readable_picks, require_range
+from hooks.points import HookPoint
 from hooks.softmax import dot_products
 from hooks.stored import store
 

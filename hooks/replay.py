@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooks.running import as_tokens, watched
+from hooks.running import as_tokens, in_mode, watched
 
 __all__ = ["PAYS_FROM", "Replay", "clean_forward"]
 
@@ -30,9 +30,9 @@ class Replay:
 
     def __init__(self, model: Any, tokens: Int[Tensor, "batch pos"]) -> None:
         self._model, self._tokens = model, tokens.clone()
-        was = model.training
-        model.train()  # it leaves out the checks that wait for the device; __call__ makes them
-        try:
+        with in_mode(
+            model, training=True
+        ):  # it leaves out the checks that wait for the device; __call__ makes them
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # libraries and the allocator settle before anything is recorded
@@ -42,8 +42,6 @@ class Replay:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._logits = model(self._tokens, last_only=True)
-        finally:
-            model.train(was)
 
     def __call__(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch 1 d_vocab"]:
         """Logits; raises what the model raises."""

@@ -12,14 +12,23 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
 from hooks.errors import ConfigError, PhaselensError, SiteError, did_you_mean
 from hooks.sites import check_names, site
 
-__all__ = ["Hooks", "StrictHooks", "as_tokens", "require_device", "require_unread", "watched"]
+__all__ = [
+    "Hooks",
+    "StrictHooks",
+    "as_tokens",
+    "in_mode",
+    "require_device",
+    "require_plain_positions",
+    "require_unread",
+    "watched",
+]
 
 Hooks = Sequence[tuple[str | Callable[[str], bool], Callable[..., Any]]]
 
@@ -175,6 +184,70 @@ class StrictHooks(HookedRootModule):
 def watched(*points: HookPoint) -> bool:
     """Whether any hook, forward or backward, sits on these hook points."""
     return any(point.fwd_hooks or point.bwd_hooks for point in points)
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Context with a whole model in training or evaluation mode; then each module has the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def require_plain_positions(
+    attention_mask: Any, position_ids: Any, *, batch: int, new: int, past: int = 0
+) -> None:
+    """Raise for padding or shifted positions: compressors ignore masks, and phases follow the raw index.
+
+    Parameters
+    ----------
+    attention_mask : [batch, new] or [batch, past + new], or None
+        Ones.
+    position_ids : [new], [1, new] or [batch, new], or None
+        Consecutive from `past` on.
+    batch, new, past : int
+        Prompts of the call; its tokens; tokens absorbed before it.
+
+    Raises
+    ------
+    PhaselensError
+        For another shape or other values.
+    """
+    if attention_mask is not None:
+        mask = _numbers(attention_mask, "attention_mask")
+        shapes = list(dict.fromkeys([(batch, new), (batch, past + new)]))
+        if tuple(mask.shape) not in shapes:
+            raise PhaselensError(
+                f"attention_mask has shape {list(mask.shape)}; valid: {' or '.join(str(list(s)) for s in shapes)}, "
+                "all ones, or none; what a query attends to is edited at hook_attn_scores"
+            )
+        if not bool((mask == 1).all()):
+            what = "zeros" if bool((mask == 0).any()) else "other values than 1"
+            raise PhaselensError(
+                f"attention_mask holds {what}: a compressor pools padding into entries, and padding moves later "
+                "tokens to other phases; run prompts of different lengths in separate calls"
+            )
+    if position_ids is not None:
+        given = _numbers(position_ids, "position_ids").cpu()
+        expected = torch.arange(past, past + new)
+        fits = tuple(given.shape) in ((new,), (1, new), (batch, new))
+        if not fits or not bool((given == expected).all()):
+            got = "" if fits else f", not a tensor of shape {list(given.shape)}"
+            raise PhaselensError(
+                f"position_ids must be {past} to {past + new - 1}{got}: windows follow the raw index, so other "
+                "positions move phases and leak the future; leave position_ids out"
+            )
+
+
+def _numbers(value: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise PhaselensError(f"{name} is no rectangular tensor of numbers; leave it out") from error
 
 
 def require_device(device: str | torch.device) -> torch.device:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooks.errors import ModelCheckError
 from hooks.rng import torch_rng
+from hooks.running import in_mode
 
 if TYPE_CHECKING:
     from hooks.transformer import CompressedTransformer
@@ -37,12 +38,8 @@ def check_model(model: CompressedTransformer) -> None:
     tokens = torch.randint(model.cfg.d_vocab, (1, min(2 * widest + 1, 300)), generator=generator)
     ends = ("hook_gate", "hook_pattern", "attn.hook_result", "hook_attn_out")
     names = [name for name in model.site_names() if name.endswith(ends)]
-    was_training = model.training
-    model.eval()
-    try:
+    with in_mode(model, training=False):
         _, cache = model.run_with_cache(tokens.to(model.device), names)
-    finally:
-        model.train(was_training)
     for layer in layers:
         _check_layer(model, layer, cache)
 

@@ -12,9 +12,9 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from hooks.numerics import masked_softmax, working_dtype
+from hooks.points import HookPoint
 from hooks.running import require_unread
 
 __all__ = ["Segment", "attend", "dot_products", "mass", "mix", "scores_of"]

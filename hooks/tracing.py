@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from hooks.deepseek.taps import FIRING_ORDER, BlockSites
 from hooks.errors import ModelCheckError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.picks import readable_picks
+from hooks.points import fitted
 from hooks.running import as_tokens
 from hooks.sites import check_names, site
 
@@ -92,8 +94,7 @@ class TracedDeepseekV4:
 
     def geometry(self, layer: int) -> ChunkGeometry | None:
         """Geometry of a layer's compressor, None in sliding layers."""
-        window, stride = self.cfg.window[layer], self.cfg.stride[layer]
-        return None if window is None or stride is None else ChunkGeometry(window, stride)
+        return self.cfg.geometry(layer)
 
     def site_names(self) -> list[str]:
         """Every site, in order of firing, as in :class:`~hooks.deepseek.HookedDeepseekV4`."""
@@ -140,7 +141,7 @@ class TracedDeepseekV4:
         tokens : integer tensor [batch, pos]
             What to run.
         edits : mapping of site to function
-            Each is given a copy of the activation and returns what replaces it, or None.
+            Each is given a copy of the activation and returns what replaces it, in the same shape, or None.
 
         Raises
         ------
@@ -150,6 +151,7 @@ class TracedDeepseekV4:
             If logits are NaN or infinite.
         """
         check_names(edits, self.site_names())
+        edits = {name: partial(fitted, edit, name=name) for name, edit in edits.items()}
         ids = as_tokens(tokens, self.cfg.d_vocab, self.envoy.lm_head.weight.device)
         visits = self._visits(edits, ids.shape[1])
         envoy = self.envoy

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
 from hooks.attention import Attention
 from hooks.cache import DecodeCache, LayerState, SharedEntries, for_rows
@@ -20,6 +19,7 @@ from hooks.engram import Engram, with_past
 from hooks.errors import CheckpointError, ModelCheckError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.numerics import RMSNorm
+from hooks.points import HookPoint
 from hooks.prefill import PrefillError, prefill_encoder, prefill_error
 from hooks.rng import torch_rng
 from hooks.running import StrictHooks, as_tokens

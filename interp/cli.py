@@ -21,7 +21,7 @@ from interp.cli_audit import audit
 from interp.cli_bench import bench
 from interp.cli_figures import figures
 from interp.cli_grid import grid, replicate
-from interp.cli_usage import usage_line
+from interp.cli_usage import refuse_idle, usage_line
 from interp.cli_v41 import compare, owners, periods
 from interp.memory import parse_bytes
 
@@ -92,6 +92,9 @@ AnyUnit = Annotated[
         "entries, the entries that hold the target, those entries among its picks, one offset of its gates."
     ),
 ]  # fmt: skip
+
+_MASKED = ("exact_branch", "entry_branch", "target_entry", "picks", "gate_offset")
+"""Units that are taken out of what is attended to, so that nothing stands in their place."""
 
 
 # --------------------------------------------------------------------------- measuring
@@ -190,6 +193,14 @@ def knockout(
 
     Example: phaselens knockout w8s8-2kv --unit head --replace zero -o runs/knockout
     """
+    if unit in _MASKED:
+        refuse_idle(
+            knockout,
+            locals(),
+            ["replace"],
+            why=f"--unit {unit} is masked, not replaced",
+            instead="leave it out",
+        )
     from interp import cli_run
 
     budget = parse_bytes(memory)
@@ -246,6 +257,14 @@ def patch(
 
     Example: phaselens patch w8s8-2kv --shift 3 -o runs/patch
     """
+    if pairs == "value":
+        refuse_idle(
+            patch,
+            locals(),
+            ["shift"],
+            why="--pairs value moves no target",
+            instead="leave one of the two out",
+        )
     from interp import cli_run
 
     budget = parse_bytes(memory)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
 from hooks.errors import PhaselensError
+from interp.cli_usage import refuse_idle
 
 __all__ = ["audit"]
 
@@ -139,13 +139,9 @@ def audit(
 
 def _refuse_ignored(given: dict[str, Any]) -> None:
     """Raise for options that the way this audit goes would ignore."""
-    defaults = {name: p.default for name, p in inspect.signature(audit).parameters.items()}
-    chosen = [name for name, value in given.items() if value != defaults[name]]
     for way, (does, ignored) in _IGNORED.items():
-        extra = [name for name in chosen if name in ignored] if way in chosen else []
-        if extra:
-            option = extra[0].replace("_", "-")
-            raise PhaselensError(f"--{way} {does}, so --{option} would do nothing; leave one of the two out")
+        if given[way] is not None:
+            refuse_idle(audit, given, ignored, why=f"--{way} {does}", instead="leave one of the two out")
 
 
 def _require_one(model: str | None, published: str | None) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from interp.cli_usage import refuse_idle
+
 __all__ = ["figures"]
+
+_OF_PANELS = ("width_mm", "font_pt", "columns", "units", "colours", "dark")
 
 
 def figures(
@@ -62,6 +66,7 @@ def figures(
 
     Example: phaselens figures --live w8s8-2kv --panels windows:unit=1.0,removed:units=1.0 -o paper
     """
+    _refuse_idle(locals())
     from interp import report as reporting
     from interp.cli_run import prepare, show_files
     from interp.figures.base import FigureError
@@ -95,6 +100,18 @@ def figures(
     show_files([out / name for name in names], as_json=json)
     if written.notice and not json:
         print(written.notice)
+
+
+def _refuse_idle(given: dict[str, Any]) -> None:
+    if given["panels"] is None and given["live"] is None:
+        refuse_idle(
+            figures, given, _OF_PANELS, why="every figure by itself is drawn in its own look",
+            instead="leave it out, or choose --panels",
+        )  # fmt: skip
+    if "gates" not in {word.split(":")[0] for word in _words(given["panels"])}:
+        refuse_idle(
+            figures, given, ["units"], why="--panels has no panel gates", instead="leave it out, or add gates"
+        )
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from hooks.errors import PhaselensError
+from interp.cli_usage import refuse_idle
 from interp.memory import parse_bytes
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ def grid(
 
     Example: phaselens grid tiny w8s8-2kv --seed 0 --seed 1 -o runs/grid
     """
+    if verb and "knockout" not in verb:
+        refuse_idle(
+            grid, locals(), ["unit"], why=f"--verb {' and '.join(verb)} knocks nothing out",
+            instead="leave it out, or add --verb knockout",
+        )  # fmt: skip
     for one in seed or ():
         if one < 0:
             raise PhaselensError(f"--seed {one}; valid: 0 or more")

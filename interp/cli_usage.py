@@ -1,6 +1,10 @@
-"""Parse errors of the command line, as one line each."""
+"""Mistakes in a command line, as one line each: what cannot be parsed, and options that would do nothing."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from cyclopts import (
     App,
@@ -11,9 +15,37 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from hooks.errors import did_you_mean
+from hooks.errors import PhaselensError, did_you_mean
 
-__all__ = ["usage_line"]
+__all__ = ["refuse_idle", "usage_line"]
+
+
+def refuse_idle(
+    verb: Callable[..., Any], given: Mapping[str, Any], idle: Iterable[str], *, why: str, instead: str
+) -> None:
+    """Raise for an option that was set and would do nothing beside the others.
+
+    Parameters
+    ----------
+    verb : function
+        The verb, whose defaults count as left out.
+    given : mapping
+        What it was called with.
+    idle : iterable of str
+        Options that change nothing.
+    why, instead : str
+        The beginning of the error, and what can be done besides leaving the option out.
+
+    Raises
+    ------
+    PhaselensError
+        Naming the first such option.
+    """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(verb).parameters.items()}
+    for name in sorted(idle, key=list(defaults).index):
+        if given[name] != defaults[name]:
+            option = name.replace("_", "-")
+            raise PhaselensError(f"{why}, so --{option} would do nothing; {instead}")
 
 
 def usage_line(error: CycloptsError, app: App) -> str:

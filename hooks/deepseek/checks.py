@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hooks.errors import ConfigError, ModelCheckError, PhaselensError
+from hooks.errors import ConfigError, ModelCheckError
+from hooks.hf_config import require_attention
+from hooks.running import in_mode
 
 if TYPE_CHECKING:
     from hooks.deepseek.model import HookedDeepseekV4
 
-__all__ = ["check_model", "refuse_model", "require_finite", "require_plain_positions"]
+__all__ = ["check_model", "refuse_model", "require_dtypes", "require_eager", "require_finite"]
 
 
 def refuse_model(hf_model: Any) -> None:
@@ -27,12 +30,8 @@ def refuse_model(hf_model: Any) -> None:
         raise ConfigError(
             f"{type(hf_model).__name__} is not a DeepseekV4ForCausalLM; only that class is hooked here"
         )
-    attention = hf_model.config._attn_implementation
-    if attention not in (None, "eager"):
-        raise ConfigError(
-            f"attn_implementation={attention!r}: DeepSeek-V4 runs with eager attention only; load it with "
-            "attn_implementation='eager'"
-        )
+    require_eager(hf_model.config._attn_implementation)
+    require_dtypes(hf_model.parameters())
     small = {str(p.dtype) for p in hf_model.parameters() if not p.is_floating_point() or p.element_size() < 2}
     stored = getattr(hf_model.config, "quantization_config", None)
     on_cpu = any(p.device.type == "cpu" for p in hf_model.parameters())
@@ -43,29 +42,34 @@ def refuse_model(hf_model: Any) -> None:
         )
 
 
-def require_plain_positions(mask: Tensor | None, position_ids: Tensor | None, past: int, new: int) -> None:
-    """Raise for padding or shifted positions: the compressor ignores masks, and windows follow the raw index.
+def require_dtypes(parameters: Iterable[Tensor]) -> None:
+    """Raise for weights of a precision in which the class cannot compute.
 
     Raises
     ------
-    PhaselensError
-        If a mask holds any 0, or positions are not consecutive from the cache's length.
+    ConfigError
+        Naming the dtypes in which it can.
     """
-    if mask is not None and not bool((torch.as_tensor(mask) != 0).all()):
-        raise PhaselensError(
-            "attention_mask holds zeros: DeepSeek-V4's compressor pools padding into entries; run prompts of "
-            "different lengths in separate calls"
+    if any(parameter.dtype == torch.float64 for parameter in parameters):
+        raise ConfigError(
+            "weights are torch.float64, and DeepSeek-V4 computes parts of each layer in float32; valid: float32, "
+            "bfloat16, float16"
         )
-    if position_ids is not None:
-        given = (
-            torch.as_tensor(position_ids).reshape(-1, new) if torch.as_tensor(position_ids).numel() else None
-        )
-        expected = torch.arange(past, past + new)
-        if given is None or not bool((given.cpu() == expected).all()):
-            raise PhaselensError(
-                f"position_ids must be {past} to {past + new - 1}: windows follow the raw index, so other "
-                "positions move phases and leak the future; leave position_ids out"
-            )
+
+
+def require_eager(config: Mapping[str, Any] | str | None) -> None:
+    """Raise if a ``config.json``, or a model in memory by its setting, asks for other attention than eager.
+
+    Raises
+    ------
+    ConfigError
+        Saying what to do instead.
+    """
+    require_attention(
+        config, ("eager",),
+        instead="DeepSeek-V4 is hooked in its eager attention only; load or store it with "
+        "attn_implementation='eager'",
+    )  # fmt: skip
 
 
 def require_finite(logits: Tensor) -> None:
@@ -95,9 +99,8 @@ def check_model(model: HookedDeepseekV4, hf_model: Any) -> None:
     """
     longest = max([model.cfg.exact_window, *model.cfg.strides])
     tokens = (torch.arange(2 * longest + 3, device=model.device) * 7919 % model.cfg.d_vocab)[None]
-    training = hf_model.training
-    expected = hf_model.eval()(input_ids=tokens).logits
-    hf_model.train(training)
+    with in_mode(hf_model, training=False):
+        expected = hf_model(input_ids=tokens).logits
     logits = model(tokens)
     _require_equal("logits of the hooked and the plain model", logits, expected)
     seen: dict[str, Tensor] = {}

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from transformers.models.deepseek_v4 import DeepseekV4Config, DeepseekV4ForCausalLM
 
+from hooks.deepseek.checks import require_eager
 from hooks.deepseek.model import HookedDeepseekV4
 from hooks.errors import CheckpointError, ConfigError
 from hooks.files import require_writable
+from hooks.hf_config import read_config
 
 __all__ = ["load_deepseek_v4", "save_deepseek_v4"]
 
@@ -33,11 +35,10 @@ def load_deepseek_v4(
     CheckpointError
         If files are missing, truncated, or lack weights of the model they describe.
     ConfigError
-        For quantized weights on a CPU.
+        For quantized weights on a CPU, or a config that asks for other attention than eager.
     """
     folder = Path(folder)
-    if not (folder / "config.json").exists():
-        raise CheckpointError(f"{str(folder)!r} holds no config.json, so it is no DeepSeek-V4 folder")
+    require_eager(read_config(folder))
     try:
         config = DeepseekV4Config.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # strict configs raise types of their own

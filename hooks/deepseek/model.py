@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 from transformers import DynamicCache
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Attention
 
 from hooks.deepseek.cache import DeepseekCache
-from hooks.deepseek.checks import check_model, refuse_model, require_finite, require_plain_positions
+from hooks.deepseek.checks import check_model, refuse_model, require_dtypes, require_finite
 from hooks.deepseek.pooling import Call
 from hooks.deepseek.sizes import SlotLabel, sizes_of, slots
 from hooks.deepseek.taps import ATTENTION, FIRING_ORDER, BlockSites, LayerTap, plain
 from hooks.errors import ConfigError, PhaselensError
 from hooks.geometry import ChunkGeometry
 from hooks.identity import hash_model
-from hooks.running import StrictHooks, as_tokens
+from hooks.points import HookPoint
+from hooks.running import StrictHooks, as_tokens, require_plain_positions
 
 __all__ = ["HookedDeepseekV4", "hook_deepseek_v4"]
 
@@ -110,10 +110,7 @@ class HookedDeepseekV4(StrictHooks):
 
     def geometry(self, layer: int) -> ChunkGeometry | None:
         """Geometry of a layer's compressor, None in sliding layers."""
-        if not 0 <= layer < self.cfg.n_layers:
-            raise ConfigError(f"layer {layer} does not exist; valid: 0 to {self.cfg.n_layers - 1}")
-        window, stride = self.cfg.window[layer], self.cfg.stride[layer]
-        return None if window is None or stride is None else ChunkGeometry(window, stride)
+        return self.cfg.geometry(layer)
 
     def slot_labels(self, layer: int, entry: int = 1) -> list[SlotLabel]:
         """Say what each slot of an entry holds (the gate's axis `offset`).
@@ -128,7 +125,7 @@ class HookedDeepseekV4(StrictHooks):
         Raises
         ------
         ConfigError
-            If the layer has no compressor.
+            If the layer has no compressor, or there is no such entry.
         """
         geometry = self.geometry(layer)
         if geometry is None:
@@ -237,6 +234,7 @@ class HookedDeepseekV4(StrictHooks):
             If logits are NaN or infinite.
         """
         self._follow()
+        require_dtypes([self.plain.lm_head.weight])
         first, last = start_at_layer or 0, self.cfg.n_layers if stop_at_layer is None else stop_at_layer
         if not 0 <= first <= last <= self.cfg.n_layers:
             raise PhaselensError(f"layers {first} to {last} do not exist; valid: 0 to {self.cfg.n_layers}")
@@ -251,7 +249,8 @@ class HookedDeepseekV4(StrictHooks):
         if cache is not None and cache.forked and start_at_layer is None:
             cache.ids = ids
         past = _absorbed(hf_cache, first, last)
-        require_plain_positions(attention_mask, position_ids, past, streams.shape[1])
+        batch, new = streams.shape[:2]
+        require_plain_positions(attention_mask, position_ids, batch=batch, new=new, past=past)
         self._call = Call(past, streams.shape[1], hf_cache)
         try:
             shared = self._shared_inputs(streams, past, hf_cache, first)

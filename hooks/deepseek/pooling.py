@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformer_lens.hook_points import HookPoint
 
 from hooks.geometry import ChunkGeometry
+from hooks.points import HookPoint
 from hooks.running import watched
 
 __all__ = ["BranchSites", "Call", "PoolTap"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hooks.errors import ConfigError
 from hooks.geometry import ChunkGeometry
 
 __all__ = ["DeepseekSizes", "SlotLabel", "sizes_of", "slots"]
@@ -61,6 +62,19 @@ class DeepseekSizes:
         """The distinct strides of the compressed layers, ascending."""
         return tuple(sorted({stride for stride in self.stride if stride}))
 
+    def geometry(self, layer: int) -> ChunkGeometry | None:
+        """Geometry of a layer's compressor, None where it has none.
+
+        Raises
+        ------
+        ConfigError
+            For a layer that does not exist.
+        """
+        if not 0 <= layer < self.n_layers:
+            raise ConfigError(f"layer {layer} does not exist; valid: 0 to {self.n_layers - 1}")
+        window, stride = self.window[layer], self.stride[layer]
+        return None if window is None or stride is None else ChunkGeometry(window, stride)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return json.loads(json.dumps(asdict(self)))
@@ -87,8 +101,14 @@ def sizes_of(config: Any, device: torch.device) -> DeepseekSizes:
 
 
 def slots(geometry: ChunkGeometry, entry: int) -> list[SlotLabel]:
-    """Label every slot of an entry."""
-    first = (entry + 1) * geometry.stride - geometry.window
+    """Label every slot of an entry.
+
+    Raises
+    ------
+    ConfigError
+        For an entry below 0.
+    """
+    first = geometry.covered(entry).stop - geometry.window
     return [
         SlotLabel(
             offset,

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import eager_attention_forward, repeat_kv
@@ -19,6 +18,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import eager_attention
 from hooks.deepseek.pooling import BranchSites, Call, PoolTap
 from hooks.geometry import ChunkGeometry
 from hooks.picks import readable_picks
+from hooks.points import HookPoint
 from hooks.running import require_unread, watched
 
 __all__ = ["ATTENTION", "FIRING_ORDER", "BlockSites", "Call", "LayerTap", "plain"]

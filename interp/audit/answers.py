@@ -21,14 +21,17 @@ that only know token ids have null texts.
 ``logprob`` (optional, in all lines or none) is the natural log-probability of the right answer's first token,
 added up over ``first_token_ids``; with it the period is tested on log-probability, without it on right and
 wrong. A key that is null counts as left out. A text is right if it begins with the whole answer, after white
-space, quotes and asterisks, and no letter or digit follows it. Token ids are right if their text is, however
-the answer is cut into tokens; for models without texts, if they begin with ``answer_token_ids``.
+space, quotes and asterisks, and the answer ends there: no letter or digit follows it, neither at once nor behind
+one sign that joins the two to a longer word or number. So ``8``, ``8.``, ``8, not 32`` and ``8)`` are the answer
+8, and ``80``, ``8.5``, ``8,000``, ``8-bit``, ``8_0`` and ``8's`` are not. Token ids are right if their text is,
+however the answer is cut into tokens; for models without texts, if they begin with ``answer_token_ids``.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -37,6 +40,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from hooks.checks import is_real
 from hooks.errors import CheckpointError
 from interp.audit.plan import Plan
 from interp.audit.state import ROW_ID, Score, StateError
@@ -48,6 +52,8 @@ __all__ = ["export_prompts", "read_answers"]
 
 _KEYS = ("id", "text", "token_ids", "logprob")
 _WRAPPING = " \t\r\n*\"'`"
+_GOES_ON = re.compile(r"[.,:'’/\\+^@&#~×·\-‐‑–−]?\w")
+"""What makes an answer the beginning of a longer word or number; other signs end it, and so do two in a row."""
 
 
 def export_prompts(
@@ -180,7 +186,7 @@ def read_answers(
 def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"{where} is not JSON: {line.strip()[:60]!r}") from error
     if not isinstance(given, dict) or not isinstance(given.get("id"), str):
         raise StateError(f'{where} has no id; valid: {{"id": …, "text": …}}')
@@ -196,9 +202,9 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
         raise StateError(f"{where}: token_ids is not a list of whole numbers from 0 on")
     logprob = given.get("logprob", 0.0)
-    is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
-    if not is_number or not math.isfinite(logprob) or logprob > 1e-6:  # servers round
-        raise StateError(f"{where}: logprob={logprob!r} is not a natural log-probability; valid: 0 or less")
+    if not is_real(logprob) or logprob > 1e-6:  # servers round
+        told = repr(logprob)[:40]
+        raise StateError(f"{where}: logprob={told} is not a natural log-probability; valid: 0 or less")
     return given
 
 
@@ -242,8 +248,10 @@ def _text_of(ids: Sequence[int], tokenizer: TextTokenizer) -> str:
 
 def _begins_with(text: str, wanted: str) -> bool:
     text, wanted = text.lstrip(_WRAPPING), wanted.strip()
-    following = text[len(wanted) : len(wanted) + 1]
-    return text.startswith(wanted) and not following.isalnum()
+    following = text[len(wanted) : len(wanted) + 2]
+    if following and unicodedata.combining(following[0]):
+        return False
+    return text.startswith(wanted) and not _GOES_ON.match(following)
 
 
 def _expected(plan: Plan, query: int, row: int) -> tuple[int, int]:

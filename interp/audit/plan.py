@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
@@ -18,12 +18,30 @@ from interp.phases import PLACEBO_STRIDE
 from interp.stats import placebo_strides
 from interp.tasks import CompletionTask, NeedleTask, Prompts, RecallTask
 
-__all__ = ["DEFAULT_CONTEXT", "TESTS", "Plan", "Position", "audit_modulus", "audit_stride", "make_plans"]
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "TESTS",
+    "Plan",
+    "Position",
+    "audit_modulus",
+    "audit_stride",
+    "make_plans",
+    "require_used",
+]
 
 TESTS = ("needle", "completion", "recall")
 Position = Literal["key_first", "key_last", "value_first"]
+USED_BY: dict[str, tuple[str, ...]] = {
+    "position": ("needle",),
+    "context": ("needle",),
+    "records": ("needle",),
+    "chat": ("needle", "completion"),
+    "tokenizer": ("needle", "completion"),
+}
+"""The tests that an option changes; one that is not named here changes all."""
 DEFAULT_CONTEXT = 4096
 MAX_QUERIES = 4
+_POSITION: Position = "key_last"
 _LIMIT_R = 48
 _PROVENANCE = ("source", "tokenizer")  # where a tokenizer came from; its content counts
 _FEWEST_RECORDS = 5  # four are demonstrations
@@ -196,6 +214,35 @@ def audit_modulus(stride: int) -> int:
 # --------------------------------------------------------------------------- tests
 
 
+def require_used(tests: Sequence[str] | None, given: Mapping[str, Any]) -> None:
+    """Raise for an option that would change nothing in the tests that were chosen.
+
+    Parameters
+    ----------
+    tests : sequence of str or None
+        None while it is open which ones are made.
+    given : mapping
+        Options; those that are None, False or the default position count as left out.
+
+    Raises
+    ------
+    TaskError
+        Naming the option and the tests that have it.
+    """
+    for name in chosen_options(given) if tests else ():
+        users = USED_BY[name]
+        if set(tests or ()) <= set(TESTS) - set(users):
+            raise TaskError(
+                f"--test {' and '.join(tests or ())} makes no use of {name}, so --{name} would do nothing; leave it "
+                f"out, or add --test {' or '.join(users)}"
+            )
+
+
+def chosen_options(given: Mapping[str, Any]) -> list[str]:
+    """Options of :data:`USED_BY` that the user has set."""
+    return [name for name in USED_BY if given.get(name) not in (None, False, _POSITION)]
+
+
 def make_plans(
     subject: Subject,
     *,
@@ -224,6 +271,13 @@ def make_plans(
     if position not in get_args(Position):
         raise TaskError(f"position={position!r}; valid: {', '.join(get_args(Position))}")
     wanted = list(dict.fromkeys(tests or _default_tests(subject)))
+    given = {"position": position, "context": context, "records": records, "chat": chat}
+    require_used(wanted, given)
+    if crossed == 0 and query_phases:
+        raise TaskError(
+            f"--crossed 0 shows no prompt at another query phase, so --query-phase {query_phases[0]} would do nothing; "
+            "leave one of the two out"
+        )
     for test in wanted:
         if test not in TESTS:
             raise TaskError(f"no test {test!r}; {did_you_mean(test, TESTS)}")
@@ -247,8 +301,8 @@ def make_plans(
             )  # fmt: skip
             _check_lengths(plan, subject)
         except TaskError as error:
-            # What the user asked for by name, or set the size of, is not left out behind their back.
-            if tests or (test == "needle" and (context is not None or records is not None)):
+            # What the user asked for by name, or set an option of, is not left out behind their back.
+            if tests or any(USED_BY[name] == (test,) for name in chosen_options(given)):
                 raise
             failed.append((test, error))
             continue

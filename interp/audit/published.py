@@ -19,6 +19,8 @@ from interp.rng import numpy_rng
 
 __all__ = ["from_published", "load_table", "needle_counts", "stored_name"]
 
+_MOST_PROMPTS = 100_000
+"""A residue; each prompt is drawn again and again in intervals."""
 _NEEDLE_KEYS = ("name", "stride", "n_per_residue", "correct")
 
 
@@ -37,7 +39,7 @@ def load_table(name: str) -> dict[str, Any]:
     elif Path(name).is_file():
         try:
             table = json.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StatisticsError(f"{name} cannot be read as JSON: {error}") from error
     else:
         raise StatisticsError(f"no published table {name!r}; {did_you_mean(stem, _drawable())}")
@@ -84,11 +86,10 @@ def _check_needle(table: Mapping[str, Any], where: str) -> None:
             raise StatisticsError(
                 f"{label}: a second model of that name (first {first!r}); give each its own"
             )
-        for key, value, least in (("stride", stride, 2), ("n_per_residue", n, 1)):
-            if type(value) is not int or value < least:
-                raise StatisticsError(
-                    f"{label}: {key}={_shown(value)}; valid: a whole number from {least} on"
-                )
+        for key, value, least, most in (("stride", stride, 2, None), ("n_per_residue", n, 1, _MOST_PROMPTS)):
+            if type(value) is not int or value < least or (most is not None and value > most):
+                valid = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+                raise StatisticsError(f"{label}: {key}={_shown(value)}; valid: {valid}")
         if not isinstance(counts, list) or not counts or len(counts) % stride:
             raise StatisticsError(
                 f"{label}: correct={_shown(counts)}; valid: one count a residue, whole cycles of stride {stride}"

@@ -16,7 +16,7 @@ from interp.audit.answers import export_prompts, read_answers
 from interp.audit.assemble import assemble
 from interp.audit.measure import score
 from interp.audit.page import page
-from interp.audit.plan import Plan, Position, make_plans
+from interp.audit.plan import Plan, Position, make_plans, require_used
 from interp.audit.published import from_published, load_table, stored_name
 from interp.audit.state import State, StateError, is_unfinished
 from interp.audit.subject import Subject, open_subject
@@ -112,6 +112,14 @@ def audit(
         raise StateError(
             "resume goes on with a run of the model, and answers are scored without one; give one"
         )
+    given = {
+        "position": position,
+        "context": context,
+        "records": records,
+        "chat": chat,
+        "tokenizer": tokenizer,
+    }
+    require_used(tests, given)  # before anything is fetched
     subject = open_subject(
         model, tokenizer=tokenizer, device=device, revision=revision, weights=answers is None
     )
@@ -169,6 +177,7 @@ def export(
     **options
         ``tests`` to ``limit`` of :func:`audit`: the answers are scored with the same ones.
     """
+    require_used(options.get("tests"), {**options, "tokenizer": tokenizer})
     subject = open_subject(model, tokenizer=tokenizer, revision=revision, weights=False)
     plans = _plans(subject, **options)
     count = export_prompts(plans, subject.tokenizer, Path(path), progress=progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from hooks.checks import is_real
 from hooks.errors import CheckpointError, PhaselensError
 from interp.audit.plan import Plan
 
@@ -158,7 +158,7 @@ class State:
         lines = data[:whole].decode("utf-8", errors="replace").splitlines()
         try:
             found = json.loads(lines[0])["audit"]
-        except (IndexError, ValueError, KeyError, TypeError) as error:
+        except (IndexError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StateError(
                 f"{path} is not the state of an audit; choose another -o, or leave --resume out"
             ) from error
@@ -188,7 +188,7 @@ def _parse(line: str, where: str) -> tuple[str, Score]:
     try:
         row = json.loads(line)
         name, score = row["id"], Score(row["t"], row["correct"], row["logprob"], row["margin"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(f"{where} is damaged: {line[:60]!r}; delete that line, or the file") from error
     numbers = [x for x in (score.logprob, score.margin) if x is not None]
     well_formed = (
@@ -196,7 +196,7 @@ def _parse(line: str, where: str) -> tuple[str, Score]:
         and ROW_ID.fullmatch(name)
         and isinstance(score.target_position, int)
         and isinstance(score.correct, bool)
-        and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers)
+        and all(is_real(x) for x in numbers)
     )
     if not well_formed:
         raise StateError(f"{where} is damaged: {line[:60]!r}; delete that line, or the file")

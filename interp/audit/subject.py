@@ -95,6 +95,10 @@ def open_subject(
             f"{did_you_mean(str(model), zoo(), 40)}"
         )
     is_zoo = str(model) in zoo() and not Path(model).is_dir()
+    if is_zoo and revision is not None:
+        raise CheckpointError(
+            f"{str(model)!r} is a zoo model, so revision {revision!r} would do nothing; leave --revision out"
+        )
     folder = zoo_path(str(model)) if is_zoo else fetch(model, revision=revision, weights=weights)
     config = read_config(folder)
     name = str(model) if is_zoo or not Path(model).is_dir() else folder.resolve().name

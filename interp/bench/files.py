@@ -66,7 +66,7 @@ def load_bench(path: str | Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PhaselensError(f"{str(path)!r} is not JSON: {error}; give a file of phaselens bench") from error
     except OSError as error:
         reason = error.strerror or str(error)

@@ -199,6 +199,7 @@ def command(
     ]  # fmt: skip
     words += ["--columns", str(look.columns)] if look.columns is not None else []
     words += ["--live", as_argument(live)] if live is not None else []
-    words += ["--units", ",".join(look.units)] if look.units else []
+    has_gates = any(name.split(":")[0] == "gates" for name in names)
+    words += ["--units", ",".join(look.units)] if look.units and has_gates else []
     words += ["--dark"] if look.dark else []
     return shlex.join([*words, "--format", suffix, "-o", "paper"])

@@ -102,7 +102,13 @@ class HuggingFaceTokenizer:
         if not getattr(self.tokenizer, "chat_template", None):
             raise TaskError(f"tokenizer {self.name!r} has no chat template; leave the chat option off")
         messages = [{"role": "user", "content": _SENTINEL}]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program: it may fail in any way
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise TaskError(
+                f"the chat template of {self.name!r} fails: {reason}; mend it, or leave the chat option off"
+            ) from error
         before, found, after = text.partition(_SENTINEL)
         if not found:
             raise TaskError(

@@ -51,6 +51,23 @@ def test_the_logits_are_the_class_s(folder, model):
     assert model(tokens, last_only=True).shape == (2, 1, 30)
 
 
+def test_a_given_model_keeps_the_mode_of_every_module():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        attention_dropout=0.5,
+    )  # fmt: skip
+    given = LlamaForCausalLM(config).train()
+    given.model.layers[0].eval()
+    before = [module.training for module in given.modules()]
+    adapter, tokens = CausalLM(given), torch.arange(6)[None]
+    logits = adapter(tokens)
+    assert [module.training for module in given.modules()] == before
+    with torch.no_grad():
+        assert torch.equal(logits, given.eval()(input_ids=tokens).logits), "evaluated without dropout"
+
+
 def test_it_is_a_model_to_interp(model):
     assert isinstance(model, HookedModel)
     sizes = model.cfg
@@ -117,7 +134,9 @@ def test_the_hash_does_not_know_paths_versions_and_tasks(folder, model, tmp_path
         ({"tokens": [[1, 30]]}, "valid: 0 to 29"),
         ({"tokens": [[1] * 21]}, "at most 20"),
         ({"tokens": [[1, 2, 3]], "attention_mask": torch.tensor([[0, 1, 1]])}, "padding"),
-        ({"tokens": [[1, 2, 3]], "position_ids": torch.tensor([[1, 2, 3]])}, "not 0 to 2"),
+        ({"tokens": [[1, 2, 3]], "position_ids": torch.tensor([[1, 2, 3]])}, "must be 0 to 2"),
+        ({"tokens": [[1, 2, 3]], "position_ids": torch.arange(2)}, r"not a tensor of shape \[2\]"),
+        ({"tokens": [[1, 2, 3]], "attention_mask": torch.ones(1, 2)}, r"shape \[1, 2\]; valid: \[1, 3\]"),
     ],
 )
 def test_input_that_would_move_phases_is_refused(given, told, model):
@@ -194,6 +213,8 @@ def test_code_that_comes_with_a_model_is_never_run(folder, tmp_path):
         ({"num_hidden_layers": 3}, "missing keys, first model.layers.2"),
         ({"hidden_size": 12, "head_dim": 8}, "cannot load|mismatched"),
         ({"attn_implementation": "paged"}, "valid: eager, sdpa"),
+        ({"rms_norm_eps": 10**400}, "whole number of 401 digits; valid: up to 20"),
+        ({"attn_implementation": "eager", "_attn_implementation": "paged"}, "_attn_implementation='paged'"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_one_line(config, told, folder, tmp_path):

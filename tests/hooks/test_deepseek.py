@@ -86,6 +86,9 @@ def test_geometry_and_slot_labels():
     assert [(s.series, s.phase, s.token) for s in model.slot_labels(2)] == [("b", p, 8 + p) for p in range(8)]
     with pytest.raises(ConfigError, match="layer 0 has no compressor; valid: 1, 2, 3"):
         model.slot_labels(0)
+    for entry in (-1, -8):
+        with pytest.raises(ConfigError, match=f"entry {entry}"):
+            model.slot_labels(1, entry)
 
 
 def test_sizes_and_hash():
@@ -587,6 +590,34 @@ def test_what_cannot_be_hooked_is_refused_with_the_way_out():
     )
     with pytest.raises(ConfigError, match="float8_e4m3fn"):
         hook_deepseek_v4(model)
+
+
+def test_double_precision_is_refused_whenever_it_comes():
+    from hooks import hook_deepseek_v4, trace_deepseek_v4
+
+    model = v4(layers=(SLIDING,)).double()
+    for wrap in (hook_deepseek_v4, trace_deepseek_v4):
+        with pytest.raises(ConfigError, match=r"float64.*valid: float32, bfloat16, float16"):
+            wrap(model)
+    later = hook_deepseek_v4(model.float())
+    model.double()
+    with pytest.raises(ConfigError, match="float64"):
+        later(tokens(1, 5))
+
+
+def test_a_given_model_keeps_the_mode_of_every_module(monkeypatch):
+    from hooks import hook_deepseek_v4, trace_deepseek_v4
+
+    model = v4(layers=(SLIDING, CSA)).train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    hook_deepseek_v4(model)(tokens(1, 9))
+    trace_deepseek_v4(model).run_with_edits(tokens(1, 9), {})
+    assert [module.training for module in model.modules()] == before
+    monkeypatch.setattr(type(model), "forward", lambda self, **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hook_deepseek_v4(model)
+    assert [module.training for module in model.modules()] == before
 
 
 def test_broken_numbers_are_refused():

@@ -124,8 +124,25 @@ def test_padding_and_positions_are_refused():
     for positions in (torch.arange(10) + 4, torch.arange(10).flip(0), (torch.arange(10) - 3).clamp(0)[None]):
         with pytest.raises(PhaselensError, match="position_ids must be 0 to 9"):
             model(ids, position_ids=positions)
+    for mask in (
+        torch.ones(1, 10),
+        torch.ones(2, 9),
+        torch.full((2, 1, 10, 10), -1e9),
+        torch.zeros(2, 1, 10, 10),
+    ):
+        with pytest.raises(PhaselensError, match=r"attention_mask has shape .*; valid: \[2, 10\], all ones"):
+            model(ids, attention_mask=mask)
+    with pytest.raises(PhaselensError, match="attention_mask holds other values than 1"):
+        model(ids, attention_mask=torch.full((2, 10), -1e9))
+    for positions in (torch.arange(9), torch.arange(20).reshape(2, 10) % 10 + 1, torch.arange(10)[:, None]):
+        with pytest.raises(PhaselensError, match="position_ids must be 0 to 9"):
+            model(ids, position_ids=positions)
+    with pytest.raises(PhaselensError, match="position_ids is no rectangular tensor"):
+        model(ids, position_ids=[[0], [0, 1]])
     cache = model.start_cache(2)
     model(ids[:, :6], cache)
+    with pytest.raises(PhaselensError, match=r"valid: \[2, 4\] or \[2, 10\], all ones"):
+        model(ids[:, 6:], cache, attention_mask=torch.ones(2, 6))
     with pytest.raises(PhaselensError, match="position_ids must be 6 to 9"):
         model(ids[:, 6:], cache, position_ids=torch.arange(4))
     for bad, why in [([[1, 2, 3], [1, 2]], "ragged"), (torch.zeros(2, 0, dtype=torch.long), "non-empty"),

@@ -128,6 +128,10 @@ def test_damaged_folders_are_refused(tiny, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ConfigError, match="quantized weights"):
         load_deepseek_v4(folder)
+    for asked in ({"attn_implementation": "sdpa"}, {"_attn_implementation": "flash_attention_2"}):
+        (folder / "config.json").write_text(json.dumps(config | asked))
+        with pytest.raises(ConfigError, match=r"(sdpa|flash_attention_2)' in config.json: .*'eager'"):
+            load_deepseek_v4(folder)
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": "four"}))
     with pytest.raises(CheckpointError, match="no DeepSeek-V4 config"):
         load_deepseek_v4(folder)

@@ -141,3 +141,12 @@ def test_picks_set_by_an_edit_follow_the_hooked_models_rule(both):
     for bad in (99, -2):
         with pytest.raises(SiteError, match=rf"{name}: pick {bad} does not exist; valid: -1 \(empty\) to 3"):
             traced.run_with_edits(ids, {name: lambda picks, b=bad: torch.full_like(picks, b)})
+
+
+def test_models_can_be_saved_after_tracing(both, tmp_path):
+    # nnsight puts a method `save` on every object, modules included.
+    import hooks
+
+    _, model, _ = both
+    assert hooks.save(model, tmp_path / "m") == tmp_path / "m"
+    assert (tmp_path / "m" / "model.safetensors").exists()

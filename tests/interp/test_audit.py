@@ -17,11 +17,12 @@ from hooks import ChunkGeometry
 from hooks.errors import CheckpointError, PhaselensError, StatisticsError, TaskError
 from interp.audit import audit, export, measure
 from interp.audit.page import page
-from interp.audit.plan import audit_modulus, audit_stride, make_plans
+from interp.audit.plan import audit_modulus, audit_stride, make_plans, require_used
 from interp.audit.state import Score, State, StateError
 from interp.audit.subject import Subject, open_subject
 from interp.audit.summary import show
 from interp.results import equal, load
+from interp.tasks import NeedleTask
 from tests.interp.audit_models import Finder, Sizes, find, save, tokenizer
 
 QUICK = {
@@ -202,6 +203,56 @@ def test_options_that_do_not_fit_are_one_line(changes, told):
     with pytest.raises(PhaselensError, match=told) as error:
         _plans(**changes)
     assert "\n" not in str(error.value)
+
+
+IDLE = {
+    "position": {"position": "value_first"}, "context": {"context": 200}, "records": {"records": 8},
+    "chat": {"chat": True},
+}  # fmt: skip
+USES = {"needle": {"position", "context", "records", "chat"}, "completion": {"chat"}, "recall": set()}
+
+
+@pytest.mark.parametrize("option", IDLE)
+@pytest.mark.parametrize(
+    "tests", [["completion"], ["recall"], ["recall", "completion"], ["needle", "completion"]]
+)
+def test_options_that_would_do_nothing_are_refused(tests, option):
+    alone = {
+        "position": "key_last",
+        "context": None,
+        "records": None,
+        "chat": False,
+        "tests": tests,
+        **IDLE[option],
+    }
+    told = f"--test {' and '.join(tests)} makes no use of {option}, so --{option} would do nothing"
+    if any(option in USES[test] for test in tests):
+        require_used(tests, IDLE[option])
+    else:
+        with pytest.raises(TaskError, match=told):
+            _plans(**alone)
+
+
+def test_query_phases_without_crossed_prompts_would_do_nothing():
+    with pytest.raises(TaskError, match=r"--crossed 0 .* --query-phase 1 would do nothing"):
+        _plans(query_phases=[1], crossed=0)
+
+
+def test_an_option_of_one_test_keeps_it_from_being_left_out(monkeypatch):
+    def fails(*args, **kwargs):
+        raise TaskError("no needles here")
+
+    monkeypatch.setattr(NeedleTask, "from_tokenizer", fails)
+    subject = Subject("m", "x", (4,), tokenizer(), None, None, lambda: Finder(never))
+    settings = {
+        "tests": None, "stride": None, "position": "key_last", "chat": False, "context": None, "records": None,
+        "n_per_residue": 4, "crossed": None, "query_phases": None, "seed": 0,
+    }  # fmt: skip
+    (completion,) = make_plans(subject, **settings)
+    assert completion.left_out == ("needle: no needles here",)
+    for option in ({"position": "value_first"}, {"records": 8}, {"context": 400}):
+        with pytest.raises(TaskError, match="no needles here"):
+            make_plans(subject, **settings | option)
 
 
 def test_a_model_without_tokenizer_or_recall_settings_says_what_to_do():

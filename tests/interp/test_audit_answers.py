@@ -99,6 +99,38 @@ def test_a_reply_to_a_chat_template_needs_no_space(pieces, tmp_path):
         assert not correct(rows, tmp_path, wrong, **options).any()
 
 
+@pytest.mark.parametrize("ending", ["", " ", "\n", ".", ". Next", ", and", ",\nand", ")", "):", "**", '"', "…so", "--so", "; 9",
+                                    "(x)", ".)", "\u00a0x", "' or", ">(x)", "!", "—so"])  # fmt: skip
+def test_an_answer_ends_at_a_boundary(ending, tmp_path):
+    rows = served(tmp_path)
+    assert correct(rows, tmp_path, lambda row: {"text": row["answer"] + ending}).all()
+
+
+@pytest.mark.parametrize("more", [".5", ",5", "-32", "-keeping", "_x", "_", "'s", "’s", "s", "0", "²", "/7", ":30", "‑bit", "e\u0301",
+                                  "\u0301", "+1", "@x", "·2", "Ω"])  # fmt: skip
+def test_an_answer_that_goes_on_is_another(more, tmp_path):
+    rows = served(tmp_path)
+    assert not correct(rows, tmp_path, lambda row: {"text": row["answer"] + more}).any()
+
+
+@pytest.mark.parametrize("logprob", ["1" + "0" * 399, "-1" + "0" * 399, "-1e999", "NaN", "true", '"-1"'])
+def test_a_log_probability_that_no_float_holds_is_told(logprob, tmp_path):
+    rows = served(tmp_path)
+    path = written(rows, tmp_path, lambda row: {"text": row["answer"], "logprob": -0.5})
+    path.write_text(path.read_text().replace("-0.5", logprob, 1))
+    with pytest.raises(PhaselensError, match=r"line 1: logprob=.{1,60} is not a natural") as error:
+        audit(served_model(ONE["tokenizer"]), answers=path, **ONE)
+    assert len(str(error.value)) < 400
+
+
+def test_brackets_without_end_are_no_json(tmp_path):
+    rows = served(tmp_path)
+    path = written(rows, tmp_path, lambda row: {"text": row["answer"]})
+    path.write_text("[" * 200_000 + "\n" + path.read_text())
+    with pytest.raises(PhaselensError, match="line 1 is not JSON"):
+        audit(served_model(ONE["tokenizer"]), answers=path, **ONE)
+
+
 @pytest.mark.parametrize("pieces", ["letters", "words"])
 @pytest.mark.parametrize("space", [True, False])
 def test_a_model_may_reply_with_or_without_the_space(pieces, space):

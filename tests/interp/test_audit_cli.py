@@ -103,6 +103,19 @@ def test_without_o_the_page_goes_to_reports(monkeypatch, tmp_path, capsys):
         ("audit tiny --export p.jsonl -o x", "--export .* --out would do nothing"),
         ("audit tiny --answers a.jsonl --resume", "--answers .* --resume would do nothing"),
         ("audit tiny --answers a.jsonl --device cuda", "--answers .* --device would do nothing"),
+        ("audit tiny --context 300", "--test recall .* --context would do nothing"),
+        ("audit tiny --test recall --tokenizer x", "--test recall .* --tokenizer would do nothing"),
+        (
+            "audit x/y --test completion --position value_first",
+            "--test completion .* --position would do nothing",
+        ),
+        (
+            "audit x/y --test completion --records 7 --export p.jsonl",
+            "--records would do nothing; .* --test needle",
+        ),
+        ("audit tiny --revision main", "revision 'main' would do nothing"),
+        ("audit . --revision main", "revision 'main' would do nothing"),
+        ("audit tiny --crossed 0 --query-phase 1", "--crossed 0 .* --query-phase 1 would do nothing"),
     ],
 )
 def test_a_mistake_is_one_line(line, told, tmp_path, monkeypatch, capsys):

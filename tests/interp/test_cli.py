@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hooks.errors import SiteError
 from interp import cli, cli_run, cli_usage
 from interp.cli import app, main
 
@@ -130,6 +131,40 @@ def test_a_parse_error_is_one_line_that_names_the_choices(line, told, capsys):
     text = one_line(capsys)
     for word in told:
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("knockout tiny --unit exact_branch --replace zero", "--replace would do nothing"),
+        ("patch tiny --pairs value --shift 3", "--shift would do nothing"),
+        ("grid tiny --verb gates --verb sweep --unit head -o x", "--unit would do nothing"),
+        ("figures x --width-mm 85", "--width-mm would do nothing"),
+        ("figures x --dark", "--dark would do nothing"),
+        ("figures x --panels accuracy --units 1.0", "--units would do nothing"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(line, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    assert told in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_masked_units_are_those_that_nothing_replaces():
+    from hooks import load
+    from interp.cli import _MASKED
+    from interp.tasks import RecallTask
+    from interp.units import UNIT_KINDS, units
+
+    model = load("v41-ced")  # has an indexer; none of the bundled models has every kind
+    prompts = RecallTask.for_model(model).sample(RecallTask.for_model(model).modulus, seed=0)
+    for kind in UNIT_KINDS:
+        try:
+            masked = {not unit.replaced for unit in units(model, kind, prompts)}
+        except SiteError:
+            continue
+        assert masked == {kind in _MASKED}, kind
 
 
 @pytest.mark.parametrize("verb", ["sweep", "knockout", "gates", "patch"])

@@ -46,6 +46,11 @@ def test_chat_frame(small: HuggingFaceTokenizer) -> None:
     assert plain.frame(False) == ([], [])
     with pytest.raises(TaskError, match="no chat template"):
         plain.frame(True)
+    for broken, told in [("{{ messages", "unexpected end of template"), ("{{ raise_exception('no') }}", "fails: no;"),
+                         ("{{ messages[3].content }}", "fails: .*no element 3"), ("hello", "changes the message")]:  # fmt: skip
+        plain.tokenizer.chat_template = broken
+        with pytest.raises(TaskError, match=f"chat template .*{told}"):
+            plain.frame(True)
 
 
 def test_missing_tekken_file(tmp_path: Path) -> None:
