@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from interp.figures.base import number
+from interp.figures.heatmap import axis_titles
 from interp.figures.heatmap_data import Grid, grid_of
 from interp.figures.heatmap_shapes import Size
 from interp.figures.theme import Theme
@@ -33,7 +34,7 @@ def heat_table(
     grid = grid_of(knockout, specialization, axis)
     if grid.effect.size > _MOST_CELLS:
         return ""
-    size = Size.of(grid, theme, max_height_mm)
+    size = Size.of(grid, theme, max_height_mm, titles=axis_titles(grid, knockout))
     bar = theme.font * 1.8 + size.margins.right
     columns = range(grid.effect.shape[1])
     head = "".join(f'<th scope="col">{_flagged(grid, c)}</th>' for c in columns)

@@ -22,7 +22,7 @@ from interp.figures.text import text_width
 from interp.figures.theme import Theme, mm
 from interp.stats import SIGNIFICANCE
 
-__all__ = ["effect_heatmap"]
+__all__ = ["axis_titles", "effect_heatmap"]
 
 _COLUMNS = ["unit", "phase", "residue", "effect_percent", "effect_pp", "p_effect", "serves"]
 _NAMES = {"kv_head": "KV head (layer.head)", "head": "query head (layer.head)", "layer": "layer"}
@@ -69,7 +69,7 @@ def effect_heatmap(
     theme = theme or Theme()
     grid = grid_of(knockout, specialization, axis)
     rows, columns = grid.effect.shape
-    size = Size.of(grid, theme, max_height_mm, titles=_titles(grid, knockout))
+    size = Size.of(grid, theme, max_height_mm, titles=axis_titles(grid, knockout))
     figure = blank(theme=theme, height=size.height, margins=size.margins)
     bar_gap, bar_width = theme.font * 0.9, theme.font * 0.9
     right = 1 - (bar_gap + bar_width) / size.plot_width
@@ -277,7 +277,7 @@ def _colour_bar(figure: go.Figure, theme: Theme, limit: float, *, x: list[float]
     )
 
 
-def _titles(grid: Grid, knockout: xr.Dataset) -> tuple[str, str]:
+def axis_titles(grid: Grid, knockout: xr.Dataset) -> tuple[str, str]:
     """Of the columns and of the rows."""
     columns = grid.effect.shape[1]
     return (
