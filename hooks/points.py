@@ -52,14 +52,15 @@ def fitted(edit: Callable[..., Any], tensor: Tensor, *, name: str, **extra: Any)
     Raises
     ------
     SiteError
-        For another shape, kind of dtype or device than the tensor's, naming what came and what is expected.
+        For another shape (of picks: but for their number), kind of dtype or device than the tensor's, naming
+        what came and what is expected.
     """
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
     changed = edit(tensor, **extra)
     after = tensor if changed is None else changed
     if isinstance(after, tuple) and len(after) == 1:  # the way torch writes a gradient
         after = after[0]
-    if isinstance(after, Tensor) and after.shape == shape and after.device == device:
+    if isinstance(after, Tensor) and _fits(after.shape, shape, name) and after.device == device:
         if after.dtype == dtype:
             return None if changed is None else after
         if _kind(after.dtype) == _kind(dtype):
@@ -68,6 +69,11 @@ def fitted(edit: Callable[..., Any], tensor: Tensor, *, name: str, **extra: Any)
         f"{name}: a hook returned {_described(after)}; valid: a {_kind(dtype)} tensor of shape {list(shape)} "
         f"on {device}, or None for no change"
     )
+
+
+def _fits(after: torch.Size, shape: torch.Size, name: str) -> bool:
+    # How many entries are picked is a query's own matter; missing ones are -1.
+    return after == shape or (name.endswith("hook_picks") and after[:-1] == shape[:-1])
 
 
 def _kind(dtype: torch.dtype) -> str:
