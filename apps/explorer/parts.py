@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = [
     "chosen_report",
     "figure",
     "heading",
+    "in_the_meantime",
     "no_reports",
     "period_told",
     "report",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _TITLE_EM = 1.7
+_HEAD_START_S = 0.3
 _ROOM = 8
 _KEY_SIGNS = ("□ ", "• ", "▼ ", "/// ")
 _MIME = {"pdf": "application/pdf", "svg": "image/svg+xml", "html": "text/html", "csv": "text/csv"}
@@ -73,7 +76,7 @@ def figure(
     name: str,
     *,
     on_click: Callable[[Sequence[Any]], None] | None = None,
-    meanwhile: str = "",
+    place: Any = st,
 ) -> None:
     """Show a chart with its caption, its description in words, and its files.
 
@@ -85,18 +88,15 @@ def figure(
         Of its files, and of the chart on the page.
     on_click : function, optional
         Called with the ``customdata`` of a point that is clicked, before the page is drawn again.
-    meanwhile : str
-        HTML of class ``still`` that stands in the chart's place until the browser has drawn it.
+    place : container
+        Where the chart goes, e.g. :func:`in_the_meantime`; its words follow on the page.
     """
     more: dict[str, Any] = {}
     if on_click is not None:
         more = {"on_select": partial(_clicked, f"chart-{name}", on_click), "selection_mode": "points"}
     if drawn.layout.showlegend:
         st.html(legend(drawn))
-    kind = f"{'dense' if _dense(drawn) else 'plain'}{'-still' if meanwhile else ''}"
-    with st.container(key=f"{kind}-{name}"):
-        if meanwhile:
-            st.html(meanwhile)
+    with place.container(key=f"{'dense' if _dense(drawn) else 'plain'}-{name}"):
         st.plotly_chart(
             _on_screen(drawn),
             key=f"chart-{name}",
@@ -109,6 +109,17 @@ def figure(
     with st.expander(f"{plain(name.replace('-', ' ')).capitalize()}: in words, and as files"):
         st.markdown(plain(alt_text(drawn)))
         _files(drawn, name)
+
+
+def in_the_meantime(still: str, name: str) -> Any:
+    """A place for a chart, in which HTML of class ``still`` stands until the browser has drawn that."""
+    place = st.container(key=f"in-still-{name}")
+    place.html(still)
+    if not st.session_state.get("painted"):
+        # What arrives together is painted together, and a browser that is new here compiles the charts' program first.
+        time.sleep(_HEAD_START_S)
+        st.session_state["painted"] = True
+    return place
 
 
 def _clicked(chart: str, on_click: Callable[[Sequence[Any]], None]) -> None:

@@ -115,7 +115,13 @@ def test_cycling_by_nothing_is_refused(tiny, capsys):
         interp.cycle_gates(tiny, 1.5)
 
 
-@pytest.mark.parametrize(("n", "said"), [(60, "No cell can be told from chance at n = 5; 6 prompts a residue are the least."), (120, "* p < 0.05")])
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [
+        (60, "No cell can be told from chance at n = 5; 6 prompts a residue are the least."),
+        (120, "* p < 0.05"),
+    ],
+)
 def test_patching_is_shown_by_unit_and_phase(n, said, capsys):
     assert main(["patch", "tiny", "--n", str(n), "--pairs", "value", "--unit", "layer"]) == 0
     out = capsys.readouterr().out

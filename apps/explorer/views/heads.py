@@ -9,7 +9,7 @@ import numpy as np
 import streamlit as st
 import xarray as xr
 
-from apps.explorer.parts import chosen_report, figure, heading, sweep_summary, table
+from apps.explorer.parts import chosen_report, figure, heading, in_the_meantime, sweep_summary, table
 from apps.explorer.state import choice, screen_theme, switch
 from apps.explorer.still import heat_table
 from apps.explorer.words import plain
@@ -60,10 +60,13 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
         unit = choice(f"Unit ({label})", "unit", units, default=_most_telling(knockout))
     served, looks = found.get("specialization"), {"theme": screen_theme(190), "max_height_mm": 170}
     still = heat_table(knockout, served, axis=across, **looks)
+    place = (
+        in_the_meantime(still, f"heatmap-{across}") if still else st
+    )  # before the chart, which takes longer
     drawn = effect_heatmap(knockout, served, axis=across, **looks)
     # Few rows are too short for "KV head (layer.head)"; the list above says how units are named.
     drawn.for_each_yaxis(_short_title, selector={"side": None})
-    figure(drawn, f"heatmap-{across}", on_click=_open, meanwhile=still)
+    figure(drawn, f"heatmap-{across}", on_click=_open, place=place)
     return unit
 
 
