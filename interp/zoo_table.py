@@ -49,6 +49,7 @@ def zoo_page(
     note = (
         '"–" is undefined. Heads that serve no phase are left out. Periods are looked for in the log-probability of the '
         "answer, where gaps too small for accuracy show; in 5% of samples a multiple of the period passes its nested test."
+        " docs/deepseek.md has the periods of the hfv4 models at eight more seeds."
     )
     lines += ["", note, "", "## How each was made", ""]
     listed: dict[str, str] = {}
