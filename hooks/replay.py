@@ -1,4 +1,4 @@
-"""Final-position logits of many equal batches on a GPU: kernels recorded once and launched together."""
+"""One computation on many equal batches on a GPU: kernels recorded once and launched together."""
 
 from __future__ import annotations
 
@@ -6,73 +6,77 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooks.running import as_tokens, in_mode, watched
 
-__all__ = ["PAYS_FROM", "Replay", "clean_forward"]
+__all__ = ["PAYS_FROM", "Replay", "fastest"]
 
 PAYS_FROM = 6
 """Batches from which on recording has paid for itself, as `phaselens bench sweep --device cuda` measures it."""
 
+Pass = Callable[..., Tensor]
+"""``run(tokens [batch, pos], *more tensors) -> logits``."""
+
 
 class Replay:
-    """The forward pass of one shape of batch as a CUDA graph; other shapes run plainly.
+    """A computation on one shape of batch as a CUDA graph; other shapes run plainly.
 
     Parameters
     ----------
     model : CompressedTransformer
-        Without indexer and hooks: what they do depends on values, and a graph repeats kernels.
-    tokens : integer tensor [batch, pos]
-        Of the shape to record.
+        What `run` runs. Without indexer and hooks: what they do depends on values, and a graph repeats kernels.
+    run : function
+        ``run(tokens, *more) -> logits``, tensors on the device of the model, which launches the same kernels
+        whatever the values are.
+    inputs : Tensor
+        Token ids [batch, pos] and what else `run` takes, of the shapes to record.
     """
 
-    def __init__(self, model: Any, tokens: Int[Tensor, "batch pos"]) -> None:
-        self._model, self._tokens = model, tokens.clone()
-        with in_mode(
-            model, training=True
-        ):  # it leaves out the checks that wait for the device; __call__ makes them
+    def __init__(self, model: Any, run: Pass, *inputs: Tensor) -> None:
+        self._model, self._run = model, run
+        self._inputs = [tensor.clone() for tensor in inputs]
+        # Training mode leaves out the checks that wait for the device; __call__ makes them.
+        with in_mode(model, training=True):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # libraries and the allocator settle before anything is recorded
-                for _ in range(3):
-                    model(self._tokens, last_only=True)
+                run(*self._inputs)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._logits = model(self._tokens, last_only=True)
+                self._logits = run(*self._inputs)
 
-    def __call__(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch 1 d_vocab"]:
+    def __call__(self, tokens: Tensor, *more: Tensor) -> Tensor:
         """Logits; raises what the model raises."""
-        if tokens.shape != self._tokens.shape:
-            return self._model(tokens, last_only=True)
-        self._tokens.copy_(as_tokens(tokens, self._model.cfg.d_vocab, self._model.device))
+        given = (tokens, *more)
+        if any(tensor.shape != kept.shape for tensor, kept in zip(given, self._inputs, strict=True)):
+            return self._run(*given)
+        tokens = as_tokens(tokens, self._model.cfg.d_vocab, self._model.device)
+        for tensor, kept in zip((tokens, *more), self._inputs, strict=True):
+            kept.copy_(tensor)
         self._graph.replay()
         logits = self._logits.clone()
         self._model.require_finite(logits)
         return logits
 
 
-def clean_forward(
-    model: Any, tokens: Int[Tensor, "batch pos"], batches: int
-) -> Callable[[Tensor], Float[Tensor, "batch 1 d_vocab"]]:
-    """Return what runs `batches` batches of this shape without hooks, at the final position, fastest.
+def fastest(model: Any, run: Pass, *inputs: Tensor, batches: int) -> Pass:
+    """Return what does as `run` does on `batches` batches of these shapes, fastest.
 
     Parameters
     ----------
     model : HookedModel
         Any; only our own is recorded.
-    tokens : integer tensor [batch, pos]
+    run : function
+        As in :class:`Replay`.
+    inputs : Tensor
         The first batch, where it will run.
     batches : int
-        How many follow.
+        How many there are.
     """
-
-    def plain(batch: Tensor) -> Tensor:
-        return model(batch, last_only=True)
-
-    return Replay(model, tokens) if tokens.is_cuda and batches >= PAYS_FROM and _repeats(model) else plain
+    pays = inputs[0].is_cuda and batches >= PAYS_FROM
+    return Replay(model, run, *inputs) if pays and _repeats(model) else run
 
 
 def _repeats(model: Any) -> bool:

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from hooks.checks import require_choice
 from hooks.errors import SiteError
-from hooks.replay import clean_forward
+from hooks.replay import fastest
 from hooks.sites import HookedModel, check_names, site
 from interp.batches import MEMORY, Plan, chunks, plan, reads_maps
 from interp.tasks.prompts import Prompts
@@ -75,10 +75,14 @@ class Edit:
     apply : function
         ``apply(tensor, rows) -> tensor``: gets the site's values of this variant alone, with batch B, and
         returns what replaces them. It may change its argument in place.
+    repeatable : bool
+        Whether it does nothing but launch the same operations on the device whatever the values and rows are; on
+        a GPU many batches of such edits are recorded once.
     """
 
     site: str
     apply: Callable[[Tensor, Rows], Tensor]
+    repeatable: bool = False
 
 
 @dataclass(frozen=True)
@@ -253,11 +257,8 @@ def run(
             chunk = rows[batch.start : batch.stop]
             prompt = torch.arange(chunk.start, chunk.stop, device=model.device)
             tokens = prompts.tokens[chunk.start : chunk.stop].to(model.device)
-            if variants:
-                logits = _run_chunk(model, tokens, prompt, variants, at)
-            else:
-                forward = forward or clean_forward(model, tokens, len(planned.batches))
-                logits = forward(tokens)
+            forward = forward or _forward(model, variants, at, tokens, prompt, len(planned.batches))
+            logits = forward(tokens, prompt)
             parts.append({name: values.T.cpu() for name, values in metric(logits, prompt).items()})
             bar.update(len(chunk))
     return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
@@ -267,10 +268,29 @@ def _quiet(progress: bool | None) -> bool | None:
     return None if progress is None else not progress
 
 
+def _forward(
+    model: HookedModel, variants: Sequence[Variant], at: At, tokens: Tensor, prompt: Tensor, batches: int
+) -> Callable[[Tensor, Tensor], Float[Tensor, "batch variant d_vocab"]]:
+    """Return what runs `batches` batches like the one given."""
+    # Variants join at their first layer, so those of one layer stand together behind all earlier ones.
+    order = sorted(range(len(variants)), key=lambda i: variants[i].first_layer)
+    joined = [variants[i] for i in order]
+    back = torch.tensor([0, *(order.index(i) + 1 for i in range(len(order)))], device=model.device)
+
+    def run(tokens: Tensor, prompt: Tensor) -> Tensor:
+        if not variants:
+            return model(tokens, last_only=True)
+        return _run_chunk(model, tokens, prompt, joined, at).index_select(1, back)
+
+    if all(edit.repeatable for variant in variants for edit in variant.edits):
+        return fastest(model, run, tokens, prompt, batches=batches)
+    return run
+
+
 def _run_chunk(
-    model: HookedModel, tokens: Tensor, prompt: Tensor, variants: Sequence[Variant], at: At
+    model: HookedModel, tokens: Tensor, prompt: Tensor, joined: Sequence[Variant], at: At
 ) -> Float[Tensor, "batch variant d_vocab"]:
-    """Final-position logits of the clean run and every variant, in the order given."""
+    """Final-position logits of the clean run and every variant, which come in order of their first layers."""
     length = tokens.shape[1]
     past = model.start_cache(tokens.shape[0], rewind=False)
     if at == "final":
@@ -281,9 +301,6 @@ def _run_chunk(
     # which models that route by token id need in every layer.
     cache = past.fork()
     rows = Rows(prompt, torch.arange(length - tokens.shape[1], length, device=tokens.device))
-    # Variants join at their first layer, so those of one layer stand together behind all earlier ones.
-    order = sorted(range(len(variants)), key=lambda i: variants[i].first_layer)
-    joined = [variants[i] for i in order]
     stream = model(tokens, cache, stop_at_layer=0)[:, None]
     present = 0
     for layer in range(model.cfg.n_layers):
@@ -293,9 +310,7 @@ def _run_chunk(
             present += new
         out = _layer(model, layer, stream, cache, joined[:present], rows)
         stream = out.unflatten(0, stream.shape[:2])
-    logits = stream[:, :, -1]
-    back = torch.tensor([0, *(order.index(i) + 1 for i in range(len(order)))], device=logits.device)
-    return logits[:, back]
+    return stream[:, :, -1]
 
 
 def _layer(

@@ -27,7 +27,7 @@ DEFAULT_PER_RESIDUE = 64
 def together(chosen: Sequence[Unit], value_at: ValueAt | None) -> Variant:
     """One variant that removes several units at once."""
     whole = union(chosen)
-    return Variant(whole.label, whole.edits(value_at))
+    return Variant(whole.label, whole.edits(value_at, repeatable=True))
 
 
 def smallest_set(

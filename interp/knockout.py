@@ -100,7 +100,7 @@ def knockout(
         model, task, prompts, names, replace=replace, at=at, stride=step, seed=seed,
         n=whole_number("n_calibration", n_calibration, 1), memory=memory, progress=progress,
     ).at  # fmt: skip
-    variants = [Variant(one.label, one.edits(value_at)) for one in chosen]
+    variants = [Variant(one.label, one.edits(value_at, repeatable=True)) for one in chosen]
     scores = engine.run(model, prompts, variants, at=at, memory=memory, progress=progress, label="knockout")
     tables = {name: fold(values, task.modulus) for name, values in scores.items()}
     attrs = results.provenance(

@@ -35,7 +35,7 @@ class Replacement:
     values : dict of Tensor
         By site: [1 or phases or donors, pos or 1, …]; empty for zero.
     choice : Int64[Tensor, "n"] or None
-        Which row of `values` each measured prompt gets; None: the only one.
+        Which row of `values` each measured prompt gets, where the values are; None: the only one.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Replacement:
             return torch.zeros_like(tensor[:1]).expand_as(tensor)
         values = self.values[name]
         if self.choice is not None:
-            values = values[self.choice.to(values.device)[rows.prompt]]
+            values = values[self.choice[rows.prompt]]
         axes = site(name).axes
         if "pos" in axes and values.shape[axes.index("pos")] > 1:
             values = values.index_select(axes.index("pos"), rows.positions)
@@ -132,7 +132,7 @@ def calibrate(
         total = sums.pop(name)
         share = count.to(total.device).reshape(-1, *[1] * (total.ndim - 1))
         values[name] = total if replace == "resample" else (total / share).to(dtypes[name])
-    return Replacement(replace, values, choice)
+    return Replacement(replace, values, None if choice is None else choice.to(model.device))
 
 
 def _groups(

@@ -51,11 +51,13 @@ class Unit:
     replaced: bool
     edit: Callable[[str, Tensor, Rows, ValueAt | None], Tensor]
 
-    def edits(self, value_at: ValueAt | None) -> tuple[Edit, ...]:
-        """Bind replacement values."""
+    def edits(self, value_at: ValueAt | None, *, repeatable: bool = False) -> tuple[Edit, ...]:
+        """Bind replacement values; `repeatable`: those of :meth:`Replacement.at`, see :class:`Edit`."""
 
         def bound(name: str) -> Edit:
-            return Edit(name, lambda tensor, rows: self.edit(name, tensor, rows, value_at))
+            # What masks instead reads targets on the CPU, or is checked for what it wrote.
+            fixed = repeatable and self.replaced
+            return Edit(name, lambda tensor, rows: self.edit(name, tensor, rows, value_at), fixed)
 
         return tuple(bound(name) for name in self.sites)
 

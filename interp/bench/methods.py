@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hooks.errors import PhaselensError
+from hooks.replay import fastest
 from interp import engine
 from interp.bench.cases import Loaded
 from interp.engine import Rows, Variant
@@ -34,7 +35,7 @@ def ours(loaded: Loaded) -> Tensor:
         loaded.model, loaded.task, loaded.prompts, names, replace="mean", at="final", stride=1,
         n=case.n_calibration, seed=case.seed, memory=case.memory, progress=False,
     ).at  # fmt: skip
-    variants = [Variant(unit.label, unit.edits(value_at)) for unit in loaded.units]
+    variants = [Variant(unit.label, unit.edits(value_at, repeatable=True)) for unit in loaded.units]
     scores = engine.run(loaded.model, loaded.prompts, variants, memory=case.memory, progress=False)
     return scores["logprob"]
 
@@ -49,9 +50,8 @@ def bare(loaded: Loaded) -> Tensor:
         model(tokens[:, :-1], cache, last_only=True)
         model(tokens[:, -1:], cache)
     first = sorted(unit.layer for unit in loaded.units)
-    parts = []
-    for chunk in loaded.chunks(loaded.prompts):
-        tokens = loaded.prompts.tokens[chunk.start : chunk.stop]
+
+    def run(tokens: Tensor) -> Tensor:
         cache = model.start_cache(len(tokens), rewind=False)
         model(tokens[:, :-1], cache, last_only=True)
         fork = cache.fork()
@@ -62,7 +62,13 @@ def bare(loaded: Loaded) -> Tensor:
             stop = layer + 1 if layer + 1 < model.cfg.n_layers else None
             out = model(rows.flatten(0, 1), fork, start_at_layer=layer, stop_at_layer=stop)
             stream = out.unflatten(0, rows.shape[:2])
-        parts.append(_logprob(stream[:, :, -1], loaded.prompts, chunk).T)
+        return stream[:, :, -1]
+
+    parts, forward, batches = [], None, loaded.chunks(loaded.prompts)
+    for chunk in batches:
+        tokens = loaded.prompts.tokens[chunk.start : chunk.stop]
+        forward = forward or fastest(model, run, tokens, batches=len(batches))
+        parts.append(_logprob(forward(tokens), loaded.prompts, chunk).T)
     return torch.cat(parts, dim=1)
 
 

@@ -122,7 +122,7 @@ def _ways(model: Any, place: torch.device) -> dict[str, Callable[[Tensor], Forwa
         "plain bf16": lambda tokens: half(plain()),
     }
     if place.type == "cuda":
-        ways["CUDA graph fp32"] = lambda tokens: Replay(model, tokens)
+        ways["CUDA graph fp32"] = lambda tokens: Replay(model, plain(), tokens)
         ways["compiled fp32"] = lambda tokens: compiled()
         ways["compiled bf16"] = lambda tokens: half(compiled())
     return ways

@@ -248,3 +248,25 @@ def test_attention_to_what_was_let_go_is_an_error_and_never_dropped(model, kind)
         SiteError, match=rf"position {last - 4}, .* let go; valid: positions from {last - 3} on"
     ):
         engine.run(model, prompts, [far], progress=False)
+
+
+def test_only_edits_that_repeat_the_same_operations_may_be_recorded(model, monkeypatch):
+    offered = []
+
+    def noting(model, run, *inputs, batches):
+        offered.append(batches)
+        return run
+
+    monkeypatch.setattr(engine, "fastest", noting)
+    prompts = TASK.sample(8, seed=0)
+    for kind in ("head", "target_entry"):  # a mask reads every prompt's target on the CPU
+        found = units(model, kind, prompts)
+        names = [name for one in found if one.replaced for name in one.sites]
+        value_at = calibrate(
+            model, TASK, prompts, names, replace="mean", at="final", stride=4, n=4, seed=0
+        ).at
+        for told in (True, False):
+            variants = [Variant(one.label, one.edits(value_at, repeatable=told)) for one in found]
+            engine.run(model, prompts, variants, progress=False)
+    engine.run(model, prompts, progress=False)
+    assert offered == [1, 1]  # the heads that said so, and the clean run
