@@ -1,20 +1,27 @@
-"""How a budget of memory divides prompts into batches, and what a batch is estimated to hold."""
+"""How a budget of memory divides prompts into batches, and what they are estimated to hold and to take."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from hooks.checks import whole_number
 from hooks.costs import scores_held
 from hooks.sites import HookedModel, site
 from interp.memory import show_bytes
 
-__all__ = ["MEMORY", "Plan", "chunks", "plan", "reads_maps"]
+__all__ = ["MEMORY", "Plan", "chunks", "expected_seconds", "plan", "reads_maps", "show_seconds"]
 
 MEMORY = 1 << 30
 """Default budget for activations, in bytes."""
+_COST = 0.03  # of a run that an estimate of its time may take
+_PROBE = 8  # prompts below which it says little
 
 
 class Plan(NamedTuple):
@@ -34,13 +41,14 @@ class Plan(NamedTuple):
     bytes: int
     memory: int
 
-    def describe(self, variants: int) -> str:
-        """One line: how much is to be run, and in what portions."""
-        count = self.batches[-1].stop if self.batches else 0
-        over = f", over the budget of {show_bytes(self.memory)}" if self.bytes > self.memory else ""
+    def describe(self, variants: int, seconds: float | None = None) -> str:
+        """One line: how much is to be run, in what portions, and what it is estimated to take."""
+        batches, (count, size) = len(self.batches), (self.batches[-1].stop, len(self.batches[0]))
+        over = f" (over the budget of {show_bytes(self.memory)})" if self.bytes > self.memory else ""
+        takes = "" if seconds is None else f", {show_seconds(seconds)}"
         return (
-            f"{count} prompts × (1 + {variants}) runs, {len(self.batches)} batches of {len(self.batches[0])}, "
-            f"about {show_bytes(self.bytes)} of activations at a time{over}"
+            f"{count} prompts × (1 + {variants}) runs in {batches} batch{'es' * (batches > 1)} of {size}; "
+            f"about {show_bytes(self.bytes)}{over}{takes}"
         )
 
 
@@ -77,6 +85,48 @@ def plan(
 
     size = max(1, bisect_right(range(1, n + 1), memory, key=size_of))
     return Plan([range(i, min(n, i + size)) for i in range(0, n, size)], size_of(size), memory)
+
+
+@torch.no_grad()
+def expected_seconds(
+    model: HookedModel, tokens: Int64[Tensor, "batch pos"], planned: Plan, work: float
+) -> float | None:
+    """Estimate how long a planned run takes from clean passes over the first prompts.
+
+    It runs a whole batch, or as much as the estimate may cost. A GPU takes as long over a few prompts as over
+    many: there it is a whole batch or nothing.
+
+    Parameters
+    ----------
+    model : HookedModel
+        What runs.
+    tokens : Int64[Tensor, "batch pos"]
+        The prompts.
+    planned : Plan
+        Their batches.
+    work : float
+        What one prompt costs with all its variants, as a multiple of one clean pass.
+
+    Returns
+    -------
+    float or None
+        Seconds; None where measuring would take too much of the run.
+    """
+    count, batch = planned.batches[-1].stop, len(planned.batches[0])
+    size = min(batch, int(_COST * count * work) - 1)
+    if size < (batch if model.device.type == "cuda" else min(batch, _PROBE)):
+        return None
+    for some in (1, size):  # the first pass warms up
+        start = time.perf_counter()
+        model(tokens[:some].to(model.device), last_only=True).cpu()
+    return (time.perf_counter() - start) * work * count / size
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a duration of two digits with a unit."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def reads_maps(names: Iterable[str]) -> bool:

@@ -26,7 +26,7 @@ from hooks.checks import require_choice
 from hooks.errors import SiteError
 from hooks.replay import fastest
 from hooks.sites import HookedModel, check_names, site
-from interp.batches import MEMORY, Plan, chunks, plan, reads_maps
+from interp.batches import MEMORY, Plan, chunks, expected_seconds, plan, reads_maps
 from interp.tasks.prompts import Prompts
 
 __all__ = [
@@ -164,8 +164,9 @@ def portions(
         whole_maps=reads_maps(names),
     )  # fmt: skip
     with tqdm(total=count, desc=label, disable=_quiet(progress), leave=False) as bar:
-        if not bar.disable:
-            bar.write(f"{label}: {planned.describe(variants)}", file=sys.stderr)
+        joined = (model.cfg.n_layers + 1) / (2 * model.cfg.n_layers)  # the layers of a variant, on average
+        work = 2 + joined * variants / (length if at == "final" else 1)  # the clean run is there twice
+        _announce(bar, model, prompts.tokens, planned, variants, work)
         for rows in planned.batches:
             yield rows
             bar.update(len(rows))
@@ -250,8 +251,9 @@ def run(
     planned = planned_for(count, len(variants))
     parts: list[Mapping[str, Tensor]] = []
     with tqdm(total=count, desc=label, disable=_quiet(progress), leave=False) as bar:
-        if not bar.disable:
-            bar.write(f"{label}: {planned.describe(len(variants))}", file=sys.stderr)
+        layers = sum(1 - one.first_layer / model.cfg.n_layers for one in variants)
+        work = 1 + layers / (length if at == "final" else 1)
+        _announce(bar, model, prompts.tokens[rows.start : rows.stop], planned, len(variants), work)
         forward = None
         for batch in planned.batches:
             chunk = rows[batch.start : batch.stop]
@@ -262,6 +264,16 @@ def run(
             parts.append({name: values.T.cpu() for name, values in metric(logits, prompt).items()})
             bar.update(len(chunk))
     return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+
+
+def _announce(
+    bar: tqdm, model: HookedModel, tokens: Tensor, planned: Plan, variants: int, work: float
+) -> None:
+    """Say what will be run, and what it will take, where anybody looks."""
+    if not bar.disable:
+        seconds = expected_seconds(model, tokens, planned, work)
+        bar.write(f"{bar.desc.rstrip(': ')}: {planned.describe(variants, seconds)}", file=sys.stderr)
+        bar.unpause()  # the time of the bar starts here
 
 
 def _quiet(progress: bool | None) -> bool | None:

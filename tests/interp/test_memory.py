@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 
 import numpy as np
@@ -13,6 +14,7 @@ from hooks.config import preset
 from hooks.errors import PhaselensError
 from hooks.transformer import CompressedTransformer
 from interp import direct_effects, engine, patch, path_patch
+from interp.batches import Plan, expected_seconds, show_seconds
 from interp.bench.cases import RandomTask, deepseek_like
 from interp.cli import main
 from interp.engine import Variant
@@ -60,7 +62,7 @@ def test_an_estimate_comes_before_the_run(model, capsys, monkeypatch):
     monkeypatch.setattr(engine, "_run_chunk", lambda *given: pytest.fail("started") if not seen() else stop())
 
     def seen() -> bool:
-        return "knockout: 6 prompts × (1 + 4) runs, 1 batches of 6, about" in capsys.readouterr().err
+        return "knockout: 6 prompts × (1 + 4) runs in 1 batch of 6; about" in capsys.readouterr().err
 
     def stop():
         raise KeyboardInterrupt
@@ -136,7 +138,7 @@ def test_variants_that_are_over_the_budget_together_go_through_in_parts(model, m
 
 def test_an_estimate_over_the_budget_says_so(model):
     least = engine.plan(model, 4, 20, 2, 1)
-    assert least.describe(2).endswith("of activations at a time, over the budget of 1 B")
+    assert least.describe(2).endswith(" (over the budget of 1 B)")
     assert "over the budget" not in engine.plan(model, 4, 20, 2, least.bytes).describe(2)
 
 
@@ -220,3 +222,41 @@ def test_chosen_rows_keep_their_numbers(model):
     torch.testing.assert_close(some, whole[:, 2:5], rtol=0, atol=1e-5)
     chunks = [chunk for chunk, _ in engine.activations(model, prompts, ["hook_embed"], rows=range(2, 5))]
     assert chunks == [range(2, 5)]
+
+
+class _Placed(CompressedTransformer):
+    place = torch.device("cpu")
+
+    @property
+    def device(self):
+        return self.place
+
+
+def test_an_estimate_of_time_is_what_the_run_takes_and_costs_little(monkeypatch):
+    planned = Plan([range(0, 300), range(300, 500)], 1, 1)
+    slow, tokens, ran = _Placed(preset("tiny")), torch.zeros(500, 4, dtype=torch.long), []
+
+    def forward(tokens, *, last_only):
+        ran.append(len(tokens))
+        time.sleep(0.002 * len(tokens))
+        return torch.zeros(len(tokens), 1, 3)
+
+    monkeypatch.setattr(slow, "forward", forward)
+    seconds = expected_seconds(slow, tokens, planned, 6.0)
+    assert seconds == pytest.approx(6 * 500 * 0.002, rel=0.3)
+    assert sum(ran) <= 0.03 * 6 * 500
+    assert expected_seconds(slow, tokens, planned, 0.5) is None  # it would be felt
+    ran.clear()
+    slow.place = torch.device("cuda")
+    assert expected_seconds(slow, tokens, planned, 6.0) is None  # a whole batch is too much
+    assert not ran
+    assert planned.describe(3, seconds).startswith(
+        "500 prompts × (1 + 3) runs in 2 batches of 300; about 1 B, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.034, "0.034 s"), (7.04, "7 s"), (61.4, "61 s"), (90, "2 min"), (7000, "1.9 h")]
+)
+def test_durations_have_two_digits_and_a_unit(seconds, shown):
+    assert show_seconds(seconds) == shown
