@@ -33,7 +33,7 @@ def figures(
         Parameter(
             help="One figure of panels a, b, c …, with commas between: accuracy, knockout, gates, offsets, "
             "cycling, patch, query, needle, completion, models, audit; with --live also removed, patching, direct, "
-            "takes-over, attention, windows, shift. Settings follow a name as :KEY=VALUE+VALUE, e.g. "
+            "takes-over, offsets-live, attention, windows, shift. Settings follow a name as :KEY=VALUE+VALUE, e.g. "
             "knockout:across=residue, patch:phase=3, models:reports=DIR+DIR, audit:result=DIR/needle; a wrong "
             "one names those there are. Every figure by itself if left out."
         ),

@@ -22,7 +22,7 @@ from apps.explorer.state import asked_runs, choice, keep_run, root_folder
 from apps.explorer.words import failed, plain
 from hooks.errors import PhaselensError
 
-__all__ = ["asked", "begin", "chosen_model", "model", "run", "sources"]
+__all__ = ["asked", "begin", "chosen_model", "model", "named", "run", "sources"]
 
 MAX_RESULTS = 24
 MAX_MODELS = 3
@@ -40,6 +40,12 @@ def sources() -> dict[str, str]:
     found = {f"zoo:{name}": name for name in zoo()}
     local = model_names(root) if root.is_dir() else []
     return found | {f"folder:{name}": f"{name} (this folder)" for name in local}
+
+
+def named(key: str) -> str:
+    """A model as the command line names it, in the folder that the explorer was opened on."""
+    kind, _, name = key.partition(":")
+    return name if kind == "zoo" else f"./{name}"
 
 
 def chosen_model(label: str = "Model", default: str = "zoo:w8s8-2kv") -> tuple[str, Any] | None:

@@ -24,12 +24,12 @@ def chosen_sources() -> tuple[Sources, str | None]:
     """Where panels get what a report does not hold, and the model to measure as the command line names it."""
     root = root_folder()
     there = root.is_dir()
-    names = {_named(key): key for key in live.sources()}
+    names = {live.named(key): key for key in live.sources()}
     name, model = None, None
     if switch("Add panels that are measured now, on a model", "live"):
         chosen = live.chosen_model()
         if chosen is not None:
-            name, model = _named(chosen[0]), chosen[1]
+            name, model = live.named(chosen[0]), chosen[1]
     return Sources(
         model=model,
         reports=tuple(report_names(root)) if there else (),
@@ -40,12 +40,6 @@ def chosen_sources() -> tuple[Sources, str | None]:
         load=lambda wanted: live.model(names.get(wanted, wanted)),
         run=live.run,
     ), name
-
-
-def _named(key: str) -> str:
-    """A model as the command line names it, in the folder that the explorer was opened on."""
-    kind, _, name = key.partition(":")
-    return name if kind == "zoo" else f"./{name}"
 
 
 def chosen_panels(found: Mapping[str, xr.Dataset], sources: Sources) -> list[str]:
@@ -76,8 +70,6 @@ def _with_settings(name: str, found: Mapping[str, xr.Dataset], sources: Sources)
 def _widget(panel: str, one: Setting) -> tuple[str, ...]:
     key = f"{panel}.{one.key}"
     if one.whole:
-        if not one.default:
-            return ()  # left out, the panel decides
         return (str(whole_number(one.title, key, 0, _LARGEST, default=int(one.default[0]))),)
     options: Sequence[str] = one.choices or ()
     if one.many:

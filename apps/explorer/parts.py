@@ -45,7 +45,13 @@ _TITLE_EM = 1.7
 _HEAD_START_S = 0.3
 _ROOM = 8
 _KEY_SIGNS = ("□ ", "• ", "▼ ", "/// ")
-_MIME = {"pdf": "application/pdf", "svg": "image/svg+xml", "html": "text/html", "csv": "text/csv"}
+_MIME = {
+    "pdf": "application/pdf",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "html": "text/html",
+    "csv": "text/csv",
+}
 CONFIG = {"displaylogo": False, "displayModeBar": False, "showTips": False}
 
 
@@ -77,6 +83,7 @@ def figure(
     *,
     on_click: Callable[[Sequence[Any]], None] | None = None,
     place: Any = st,
+    paper: Mapping[str, str] | None = None,
 ) -> None:
     """Show a chart with its caption, its description in words, and its files.
 
@@ -90,6 +97,8 @@ def figure(
         Called with the ``customdata`` of a point that is clicked, before the page is drawn again.
     place : container
         Where the chart goes, e.g. :func:`in_the_meantime`; its words follow on the page.
+    paper : mapping, optional
+        Of :func:`apps.explorer.state.on_paper`: where its size, type and colours are chosen.
     """
     more: dict[str, Any] = {}
     if on_click is not None:
@@ -109,6 +118,10 @@ def figure(
     with st.expander(f"{plain(name.replace('-', ' ')).capitalize()}: in words, and as files"):
         st.markdown(plain(alt_text(drawn)))
         _files(drawn, name)
+        if paper is not None:
+            # A page is known by its path alone, so this is that of the navigation.
+            page = st.Page(partial(shown, "figures"), title="Figures", url_path="figures")
+            st.page_link(page, label="Size, type and colours for a paper", query_params=dict(paper))
 
 
 def in_the_meantime(still: str, name: str) -> Any:
@@ -151,10 +164,10 @@ def _keys(drawn: go.Figure) -> list[Any]:
 
 
 def _files(drawn: go.Figure, name: str) -> None:
-    """Buttons that make the files; vector ones need a browser on this computer."""
-    places = st.columns(4)
-    vector = browser_path() is not None
-    for suffix, place in zip(("pdf", "svg", "html", "csv"), places, strict=True):
+    """Buttons that make the files; all but the text ones need a browser on this computer."""
+    places = st.columns(len(_MIME))
+    drawing = browser_path() is not None
+    for suffix, place in zip(_MIME, places, strict=True):
         place.download_button(
             suffix.upper(),
             partial(_content, drawn, suffix),
@@ -162,10 +175,12 @@ def _files(drawn: go.Figure, name: str) -> None:
             _MIME[suffix],
             key=f"{name}-{suffix}",
             on_click="ignore",
-            disabled=not vector and suffix in RENDERED,
+            disabled=not drawing and suffix in RENDERED,
         )
-    if not vector:
-        st.caption("PDF and SVG need Chromium on this computer (Debian: `sudo apt-get install chromium`).")
+    if not drawing:
+        st.caption(
+            "PDF, SVG and PNG need Chromium on this computer (Debian: `sudo apt-get install chromium`)."
+        )
 
 
 def _content(drawn: go.Figure, suffix: str) -> bytes | str:

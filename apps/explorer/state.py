@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from apps.explorer.words import plain
 from interp.figures import Theme
 
 __all__ = [
-    "asked_runs", "begin", "choice", "choices", "keep_run", "notes_here", "root_folder", "screen_theme", "slider",
-    "switch", "tabs", "whole_number",
+    "asked_runs", "begin", "choice", "choices", "keep_run", "notes_here", "on_paper", "root_folder", "screen_theme",
+    "slider", "switch", "tabs", "whole_number",
 ]  # fmt: skip
 
 SCREEN_FONT_PT = 9.5
@@ -44,9 +44,10 @@ def screen_theme(width_mm: float = 150.0, font_pt: float = SCREEN_FONT_PT) -> Th
 
 
 def begin(page: str) -> None:
-    """Start to draw a page; notes on the link of another one are forgotten."""
+    """Start to draw a page; notes on the link of another one, and its widgets, are forgotten."""
     if st.session_state.get("page") != page:
         st.session_state["page"] = page
+        st.session_state["drawn"] = set()
         st.session_state["unmet"] = {}
     _notes.set(None)
 
@@ -151,6 +152,35 @@ def keep_run(name: str, asked: bool) -> None:
         st.query_params[_RUNS] = text
 
 
+def on_paper(
+    panel: str, settings: Mapping[str, str | int | Sequence[str]] | None = None, *, live: bool = False,
+    model: str | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """What the address of the Figures page says to draw one panel of what is chosen here.
+
+    Parameters
+    ----------
+    panel : str
+        Of :data:`interp.figures.paper.PANELS`.
+    settings : mapping
+        Every setting that the panel takes, so that none is left as it was on that page before.
+    live : bool
+        Whether it is measured now.
+    model : str, optional
+        Key of the model that is measured; the one that is chosen here if left out.
+    """
+    kept: dict[str, str] = st.session_state.setdefault("kept", {})
+    query = {"panels": panel, "live": str(int(live))}
+    if live:
+        query["model"] = kept["model"] if model is None else model
+    elif "report" in kept:
+        query["report"] = kept["report"]
+    for key, value in (settings or {}).items():
+        text = str(value) if isinstance(value, str | int) else _joined(value)
+        query["units" if panel == "gates" else f"{panel}.{key}"] = text
+    return query
+
+
 def _whole(low: int, high: int) -> Callable[[str], int | None]:
     def decode(text: str) -> int | None:
         return int(text) if text.lstrip("-").isdecimal() and low <= int(text) <= high else None
@@ -162,7 +192,7 @@ def _restore(
     key: str, label: str, decode: Callable[[str], Any], encode: Callable[[Any], str], default: Any, lacking: str,
     missing: Callable[[str], list[str]] | None = None,
 ) -> None:  # fmt: skip
-    """Set a widget that is new, whose value is no option any more, or whose address was changed.
+    """Set a widget that is new to the page, whose value is no option any more, or whose address was changed.
 
     `missing` tells what of a text cannot be had; all of it, where it cannot be decoded, if left out.
     """
@@ -176,8 +206,11 @@ def _restore(
         if gone:
             unmet[key] = (label, gone, lacking, None)
     current = st.session_state.get(key)
-    if current is not None and not from_outside and (not current or decode(encode(current)) == current):
+    fits = current is not None and (not current or decode(encode(current)) == current)
+    drawn: set[str] = st.session_state["drawn"]
+    if fits and not from_outside and key in drawn:
         return
+    drawn.add(key)  # one of the same key on the page before is another widget, whose value is not passed on
     candidates = [asked, kept.get(key)]
     found = [value for text in candidates if text is not None and (value := decode(text)) is not None]
     st.session_state[key] = found[0] if found else default

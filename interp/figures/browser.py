@@ -27,6 +27,7 @@ import plotly
 import plotly.graph_objects as go
 
 from interp.figures.base import FigureError, layout_of
+from interp.figures.fonts import embed_fonts
 from interp.figures.vector import finish_pdf, finish_png, finish_svg
 
 __all__ = ["INSTALL_HINT", "RENDERED", "browser_path", "render", "render_many"]
@@ -68,8 +69,9 @@ def render_many(
 ) -> list[dict[str, bytes]]:
     """Render figures in one browser session.
 
-    PDF and SVG have the figure's true size in millimetres; a raster inside of either is an error. The same
-    figure gives the same SVG and PDF bytes, with one version of the browser.
+    PDF and SVG have the figure's true size in millimetres and hold the fonts of their text, as far as it uses
+    them; a raster inside of either is an error. The same figure gives the same SVG and PDF bytes, with one
+    version of the browser and of the fonts.
 
     Parameters
     ----------
@@ -166,7 +168,10 @@ async def _all_formats(
     for i, trace in enumerate(spec["data"]):
         trace["uid"] = f"{i:06d}"  # else random, and part of the SVG
     svg = finish_svg(await session.calc_fig(spec, opts={"format": "svg"}), figure)
-    result: dict[str, bytes] = {"svg": svg}
+    result: dict[str, bytes] = {}
+    if "svg" in formats:
+        # The page below needs none: it has the fonts themselves, and would have to wait for embedded ones.
+        result["svg"] = embed_fonts(svg)
     layout = layout_of(figure)
     width, height = float(layout["width"]), float(layout["height"])
     if set(formats) - {"svg"}:

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from interp.figures.change_views import REPLACED, before_and_after, direct_and_total, takes_over_map
+from interp.figures.gates_plane import effective_offsets
 from interp.figures.panel_kinds import Kind, Setting, View
 from interp.figures.patch_maps import patch_by_place, patching_map
 from interp.figures.prompt_views import attention_over_entries, sharpest, target_by_shift, token_windows
@@ -143,6 +144,23 @@ def _takes_over_settings(view: View) -> tuple[Setting, ...]:
     )
 
 
+# ---- gates -------------------------------------------------------------------------------------------------
+
+
+def _offsets(view: View) -> go.Figure:
+    from interp.follow import changed_gates
+    from interp.gates import gate_profile
+
+    task, gates = _task(view), view.one("gates") or "trained"
+
+    def work() -> xr.Dataset:
+        with changed_gates(view.model, gates, task) as changed:
+            return gate_profile(changed, task, n=task.modulus, progress=False)
+
+    arguments: dict[str, Any] = {"blocks": 1, "seed": 0} | ({} if gates == "trained" else {"gates": gates})
+    return effective_offsets(view.run("gate profiles", view.model, arguments, work), theme=view.theme)
+
+
 # ---- one prompt --------------------------------------------------------------------------------------------
 
 
@@ -185,22 +203,27 @@ def _by_shift(view: View) -> go.Figure:
     return target_by_shift(found, unit, chosen=view.whole("shift"), theme=view.theme)
 
 
+def _gates_of(view: View) -> Setting:
+    gates = ("trained", "uniform", "static", *(f"cycled {shift}" for shift in range(1, _stride(view))))
+    return Setting(key="gates", title="Gates", choices=gates, default=gates[:1])
+
+
 def _prompt_settings(view: View) -> tuple[Setting, ...]:
     shifts = tuple(map(str, range(_stride(view))))
-    gates = ("trained", "uniform", "static", *(f"cycled {shift}" for shift in shifts[1:]))
     return (
         Setting(key="unit", title="KV head (empty: the sharpest key gate)", choices=_gated(view)),
         Setting(key="shift", title="Shift of the target (tokens)", choices=shifts, default=("0",)),
-        Setting(key="gates", title="Gates", choices=gates, default=gates[:1]),
+        _gates_of(view),
         _PROMPT,
     )
 
 
 def _windows_settings(view: View) -> tuple[Setting, ...]:
+    positions = tuple(map(str, range(_task(view).length)))
     return (
         *_prompt_settings(view),
         Setting(key="branch", title="Gates of", choices=("key", "value"), default=("key",)),
-        Setting(key="token", title="Token that is outlined (empty: the target)", whole=True),
+        Setting(key="token", title="Token that is outlined (empty: the target)", choices=positions),
     )
 
 
@@ -209,6 +232,12 @@ LIVE = {
     "patching": Kind("Patching map, measured now", _patching, "model", _patching_settings),
     "direct": Kind("Direct and total effect of a unit", _direct, "model", _direct_settings),
     "takes-over": Kind("What takes over when a unit is gone", _takes_over, "model", _takes_over_settings),
+    "offsets-live": Kind(
+        "Static and per-window offsets, measured now",
+        _offsets,
+        "model",
+        lambda view: (_gates_of(view),),
+    ),
     "attention": Kind("Attention over entries, one prompt", _attention, "model", _prompt_settings),
     "windows": Kind("Tokens in their windows, one prompt", _windows, "model", _windows_settings),
     "shift": Kind("Target by shift, one prompt", _by_shift, "model", _prompt_settings),

@@ -14,6 +14,10 @@ from interp.figures.base import FigureError, layout_of
 
 __all__ = ["finish_pdf", "finish_png", "finish_svg", "has_raster"]
 
+# Of all that an SVG may hold as data, only embedded fonts are no image.
+_RASTER_IN_SVG = (
+    rb"<(image|foreignObject|canvas)\b|data:image/|url\(\s*(?:[\"']|&quot;)?data:(?!font/woff;base64,)"
+)
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
@@ -21,7 +25,7 @@ def has_raster(data: bytes) -> bool:
     """Whether the bytes of a PDF or SVG hold an image."""
     if data.startswith(b"%PDF"):
         return re.search(rb"/Subtype\s*/Image\b", data) is not None
-    return re.search(rb"<(image|foreignObject|canvas)\b|data:image/|url\(data:", data) is not None
+    return re.search(_RASTER_IN_SVG, data) is not None
 
 
 def finish_svg(data: bytes, figure: go.Figure) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
+import struct
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -178,6 +179,24 @@ def test_a_pdf_is_downloaded_and_is_vector(page, address, tmp_path):
     assert not has_raster(content)
     text = subprocess.run(["pdftotext", tmp_path / "figure.pdf", "-"], capture_output=True, text=True)
     assert "accuracy (%)" in text.stdout
+
+
+def test_a_live_chart_is_a_png_of_its_size_and_leads_to_its_paper_figure(page, address, tmp_path):
+    page.goto(f"{address}/interventions?model=zoo:tiny&n=2&remove=0.1,0.0&run=remove")
+    settle(page)
+    page.get_by_text("Before and after: in words, and as files").click()
+    with page.expect_download() as started:
+        page.get_by_role("button", name="PNG").click()
+    started.value.save_as(tmp_path / "chart.png")
+    width = struct.unpack(">I", (tmp_path / "chart.png").read_bytes()[16:20])[0]
+    assert width == pytest.approx(190 / 25.4 * 300, abs=4)  # 190 mm at 300 dots per inch
+    page.get_by_role("link", name="Size, type and colours for a paper").click()
+    page.wait_for_url("**/figures?*removed.units=0.1%2C0.0*")
+    settle(page)
+    line = page.locator("code").inner_text()
+    assert "--panels removed:units=0.1+0.0:n=2 " in line
+    assert "--live tiny " in line
+    assert page.locator(".js-plotly-plot").count() == 1
 
 
 def test_a_removal_in_one_session_is_not_seen_in_another(chromium, address):

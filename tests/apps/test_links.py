@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
+from streamlit.util import calc_hash
+
+ROOT = Path(__file__).parents[2]
 
 
 def address(app) -> dict[str, str]:
@@ -123,3 +128,25 @@ def test_a_panel_that_a_link_names_twice_is_drawn_once(reports, open_page):
     app = open_page(reports, "figures", panels="knockout,knockout,accuracy")
     assert not app.exception
     assert address(app)["panels"] == "knockout,accuracy"
+
+
+def test_what_two_pages_share_is_kept_from_one_to_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["app.py", str(tmp_path)])
+    app = AppTest.from_file(str(ROOT / "apps" / "explorer" / "app.py"), default_timeout=240)
+
+    def go_to(page: str, **query: str) -> None:
+        app._page_hash = calc_hash(page)  # what a click on its link sends
+        app.query_params.clear()
+        for key, value in query.items():
+            app.query_params[key] = value
+        app.run()
+        assert not app.exception
+
+    go_to("interventions", model="zoo:tiny")
+    go_to("compressor")
+    assert app.selectbox(key="model").value == address(app)["model"] == "zoo:tiny"
+    app.selectbox(key="model").set_value("zoo:w8s8-1kv").run()
+    go_to("interventions")
+    assert app.selectbox(key="model").value == address(app)["model"] == "zoo:w8s8-1kv"
+    go_to("compressor", model="zoo:tiny")
+    assert app.selectbox(key="model").value == address(app)["model"] == "zoo:tiny"

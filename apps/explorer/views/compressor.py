@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import xarray as xr
 
 from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
-from apps.explorer.state import choice, screen_theme, slider, whole_number
+from apps.explorer.state import choice, on_paper, screen_theme, slider, whole_number
 from apps.explorer.words import plain
 from hooks.errors import PhaselensError
 from interp.figures.base import number, weight
@@ -49,7 +49,7 @@ def page() -> None:
     if not followed.sizes["unit"]:
         st.info("This model's gates cannot be followed here.")
         return
-    _strip(followed)
+    _strip(followed, {"gates": gates, "prompt": prompt})
     _plane(hooked, gates)
 
 
@@ -80,7 +80,7 @@ def _follow(hooked: Any, prompt: int, gates: str) -> xr.Dataset | None:
     return live.run("follow", hooked, {"prompt": prompt, "gates": gates}, work)
 
 
-def _strip(followed: xr.Dataset) -> None:
+def _strip(followed: xr.Dataset, asked: Mapping[str, str | int]) -> None:
     """The strip of windows, the token that is followed, and both by shift."""
     from interp.figures.prompt_views import sharpest, target_by_shift, token_windows
     from interp.follow import shifted
@@ -116,10 +116,13 @@ def _strip(followed: xr.Dataset) -> None:
     drawn = token_windows(
         followed, unit, residue=residue, branch=branch, token=token, theme=screen_theme(190)
     )
-    figure(drawn, f"windows-{unit}-{branch}", on_click=_go_to)
+    given = {"unit": unit, "shift": shift, **asked}
+    paper = on_paper("windows", {**given, "branch": branch, "token": token}, live=True)
+    figure(drawn, f"windows-{unit}-{branch}", on_click=_go_to, paper=paper)
     st.subheader(f"Token {token}: from gate to entry")
     table(_path(at.sel(unit=unit), token))
-    figure(target_by_shift(followed, unit, chosen=shift, theme=screen_theme(190)), f"shift-{unit}")
+    drawn = target_by_shift(followed, unit, chosen=shift, theme=screen_theme(190))
+    figure(drawn, f"shift-{unit}", paper=on_paper("shift", given, live=True))
 
 
 def _go_to(cell: Sequence[Any]) -> None:
@@ -180,4 +183,5 @@ def _plane(hooked: Any, gates: str) -> None:
     arguments = as_trained if gates == "trained" else as_trained | {"gates": gates}
     found = live.run("gate profiles", hooked, arguments, work)
     if found is not None:
-        figure(effective_offsets(found, theme=screen_theme(120)), "effective-offsets")
+        paper = on_paper("offsets-live", {"gates": gates}, live=True)
+        figure(effective_offsets(found, theme=screen_theme(120)), "effective-offsets", paper=paper)

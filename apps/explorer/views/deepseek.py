@@ -7,7 +7,7 @@ import xarray as xr
 
 from apps.explorer.folder import audit_names, load_audit
 from apps.explorer.parts import figure, heading, sweep_summary, table
-from apps.explorer.state import NOT_THERE, choice, choices, root_folder, screen_theme, slider
+from apps.explorer.state import NOT_THERE, choice, choices, on_paper, root_folder, screen_theme, slider
 from apps.explorer.words import failed
 from hooks.errors import PhaselensError
 from interp.figures import accuracy_by_residue
@@ -28,7 +28,8 @@ def page() -> None:
     chosen = choices("Models", "needle", list(sweeps), default=list(sweeps)[:2])
     if chosen:
         named = {name: sweeps[name] for name in chosen}
-        figure(accuracy_by_residue(named, theme=screen_theme(190), height_mm=75), "needle")
+        drawn = accuracy_by_residue(named, theme=screen_theme(190), height_mm=75)
+        figure(drawn, "needle", paper=on_paper("needle", {"models": chosen}))
         table(
             [
                 {
@@ -59,7 +60,7 @@ def _completion(found: dict) -> None:
     drawn = completion_by_length(
         found, lengths, cycle=4, caption=f"{found['task']}.", chosen=length, theme=screen_theme(190)
     )
-    figure(drawn, "completion")
+    figure(drawn, "completion", paper=on_paper("completion", {"length": length}))
     st.caption(str(found["source"]))
 
 
@@ -75,14 +76,14 @@ def _audits() -> None:
     except (PhaselensError, OSError) as error:
         failed(error, "Remove the file, or make the audit again.")
         return
-    _audit(found)
+    _audit(found, on_paper("audit", {"result": name}))
 
 
-def _audit(found: xr.Dataset) -> None:
+def _audit(found: xr.Dataset, paper: dict[str, str]) -> None:
     a = found.attrs
     if {"accuracy_residue", "accuracy_residue_low"} <= set(map(str, found.data_vars)):
         sweep_summary(a)
-        figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy")
+        figure(accuracy_by_residue(found, theme=screen_theme(190)), "audit-accuracy", paper=paper)
     elif {"p_8", "p_32", "length"} <= set(map(str, found.variables)):
         drawn = completion_by_length(
             {name: found[name].values for name in ("p_8", "p_32")},
@@ -91,6 +92,6 @@ def _audit(found: xr.Dataset) -> None:
             caption=str(a.get("task", "")),
             theme=screen_theme(190),
         )
-        figure(drawn, "audit-completion")
+        figure(drawn, "audit-completion", paper=paper)
     else:
         st.info("This part of an audit has no curve to draw; see its index.html.")

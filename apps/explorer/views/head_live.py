@@ -12,7 +12,7 @@ import xarray as xr
 
 from apps.explorer import live
 from apps.explorer.parts import figure
-from apps.explorer.state import screen_theme, whole_number
+from apps.explorer.state import on_paper, screen_theme, whole_number
 from apps.explorer.words import plain
 from hooks.errors import PhaselensError
 from interp.figures.change_views import REPLACED, takes_over_map
@@ -26,11 +26,19 @@ PER_RESIDUE = 8
 class _Run:
     """The model of a result, and the settings that the result was measured with."""
 
+    key: str
     model: Any
     task: Any
     seed: int
     kind: str
     replace: str
+
+    @property
+    def own_prompts(self) -> bool:
+        """Whether panels, which have the model's own task, show the same prompts."""
+        from interp.tasks import RecallTask
+
+        return self.task.padding == RecallTask.for_model(self.model).padding
 
 
 def look_inside(unit: str, knockout: xr.Dataset) -> None:
@@ -50,7 +58,7 @@ def _same_settings(attrs: Mapping[str, Any]) -> _Run:
         raise PhaselensError(
             f"These results were measured on a changed model ({changed}), which is not run here"
         )
-    model = _model_of(attrs)
+    key, model = _model_of(attrs)
     task = _task_of(attrs, model)
     seed = attrs.get("seed", 0)
     if not 0 <= seed < 2**63 or seed != int(seed):
@@ -58,17 +66,17 @@ def _same_settings(attrs: Mapping[str, Any]) -> _Run:
     replace = str(attrs.get("replace", "mean"))
     if replace not in (*REPLACED, "masked"):
         raise PhaselensError(f"These results have units replaced by {replace!r}, which is not known here")
-    return _Run(model, task, int(seed), str(attrs.get("unit_kind", "kv_head")), replace)
+    return _Run(key, model, task, int(seed), str(attrs.get("unit_kind", "kv_head")), replace)
 
 
-def _model_of(attrs: Mapping[str, Any]) -> Any:
-    """The model, told by the hash of its weights among those of the same name."""
+def _model_of(attrs: Mapping[str, Any]) -> tuple[str, Any]:
+    """The model and its key, told by the hash of its weights among those of the same name."""
     name, wanted = str(attrs.get("model", "")), attrs.get("model_hash")
     for key in live.sources():
         if key.partition(":")[2].rpartition("/")[2] == name:
             found = live.model(key)
             if found.content_hash() == wanted:
-                return found
+                return key, found
     raise PhaselensError(
         f"The weights these results were measured on ({name}) are neither bundled nor in this folder. Put the "
         "model's folder beside the results, or make the report again"
@@ -111,17 +119,20 @@ def _attention(unit: str, knockout: xr.Dataset, run: _Run) -> None:
                 f"No attention over entries to show: {why or 'its layer reads what another one stores, or none'}."
             )
         )
+    one = {"shift": 0, "gates": "trained", "prompt": prompt}
     for reader in readers:
         drawn = attention_over_entries(
             followed, reader, residue=shifted(followed, 0), theme=screen_theme(190)
         )
-        figure(drawn, f"attention-{reader}")
+        paper = on_paper("attention", {"unit": reader, **one}, live=True, model=run.key)
+        figure(drawn, f"attention-{reader}", paper=paper if run.own_prompts and not run.seed else None)
 
 
 def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
     if "+" in unit:
         st.caption("What takes over is not measured for sets of units.")
         return
+    replace: Any = "mean" if run.replace == "masked" else run.replace  # nothing is written where it masks
     at: Literal["final", "all"] = "all" if attrs.get("at") == "all" else "final"
     arguments = {
         "gone": unit, "unit": run.kind, "replace": run.replace, "at": at, "padding": run.task.padding,
@@ -134,7 +145,6 @@ def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
     def work() -> xr.Dataset:
         from interp.backup import takes_over
 
-        replace: Any = "mean" if run.replace == "masked" else run.replace  # nothing is written where it masks
         return takes_over(
             run.model, run.task, gone=unit, unit=run.kind, replace=replace, at=at,
             n=PER_RESIDUE * run.task.modulus, seed=run.seed, progress=False,
@@ -142,4 +152,8 @@ def _takes_over(unit: str, attrs: Mapping[str, Any], run: _Run) -> None:
 
     found = live.run(what, run.model, arguments, work)
     if found is not None:
-        figure(takes_over_map(found, theme=screen_theme(150)), f"takes-over-{unit}")
+        given = {"kind": run.kind, "unit": unit, "replace": replace, "n": PER_RESIDUE, "seed": run.seed}
+        paper = on_paper("takes-over", given, live=True, model=run.key)
+        same = run.own_prompts and at == "final"
+        drawn = takes_over_map(found, theme=screen_theme(150))
+        figure(drawn, f"takes-over-{unit}", paper=paper if same else None)

@@ -10,7 +10,7 @@ import streamlit as st
 import xarray as xr
 
 from apps.explorer.parts import chosen_report, figure, heading, in_the_meantime, sweep_summary, table
-from apps.explorer.state import choice, screen_theme, switch
+from apps.explorer.state import choice, on_paper, screen_theme, switch
 from apps.explorer.still import heat_table
 from apps.explorer.words import plain
 from interp.figures import accuracy_by_residue, effect_heatmap, gate_profiles
@@ -44,7 +44,11 @@ def page() -> None:
     if "sweep" in found:
         by_query = found["sweep"].attrs.get("axis") == "query"
         st.header(f"Accuracy by {'query phase' if by_query else 'residue'}")
-        figure(accuracy_by_residue(found["sweep"], theme=screen_theme(190)), f"accuracy-{_stem(name)}")
+        figure(
+            accuracy_by_residue(found["sweep"], theme=screen_theme(190)),
+            f"accuracy-{_stem(name)}",
+            paper=on_paper("accuracy"),
+        )
 
 
 def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
@@ -66,7 +70,13 @@ def _heatmap(found: Mapping[str, xr.Dataset]) -> str:
     drawn = effect_heatmap(knockout, served, axis=across, **looks)
     # Few rows are too short for "KV head (layer.head)"; the list above says how units are named.
     drawn.for_each_yaxis(_short_title, selector={"side": None})
-    figure(drawn, f"heatmap-{across}", on_click=_open, place=place)
+    figure(
+        drawn,
+        f"heatmap-{across}",
+        on_click=_open,
+        place=place,
+        paper=on_paper("knockout", {"across": across}),
+    )
     return unit
 
 
@@ -95,7 +105,8 @@ def _unit(unit: str, found: Mapping[str, xr.Dataset]) -> None:
         if gates is None or lacking:
             st.info(plain(lacking))
         else:
-            figure(gate_profiles(gates, knockout, [unit], theme=screen_theme(110, 8.5)), f"profiles-{unit}")
+            drawn = gate_profiles(gates, knockout, [unit], theme=screen_theme(110, 8.5))
+            figure(drawn, f"profiles-{unit}", paper=on_paper("gates", {"units": [unit]}))
     with right:
         table(_by_phase(unit, knockout, served))
 

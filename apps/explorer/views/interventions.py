@@ -9,7 +9,7 @@ import xarray as xr
 
 from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
-from apps.explorer.state import choice, choices, screen_theme, slider, tabs, whole_number
+from apps.explorer.state import choice, choices, on_paper, screen_theme, slider, tabs, whole_number
 from interp.figures.base import number
 from interp.figures.change_views import REPLACED, before_and_after, direct_and_total
 from interp.figures.patch_maps import patch_by_phase, patch_by_place
@@ -89,7 +89,8 @@ def _remove(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
     found = live.run("removal", hooked, arguments, work)
     if found is None:
         return
-    figure(before_and_after(found, theme=screen_theme(190)), "before-and-after")
+    paper = on_paper("removed", {"kind": kind, "units": only, "replace": replace, "n": blocks}, live=True)
+    figure(before_and_after(found, theme=screen_theme(190)), "before-and-after", paper=paper)
     _one_prompt(hooked, kind, only, replace, prompt)
 
 
@@ -159,13 +160,17 @@ def _patch(hooked: Any, kind: str, blocks: int) -> None:
     found = live.run("patching", hooked, arguments, work)
     if found is None:
         return
+    given = {"kind": arguments["unit"], "shift": shift, "n": blocks}
     if part == "unit":
-        figure(patch_by_phase(found, theme=screen_theme(190)), "patching-map")
+        paper = on_paper("patching", given | {"phase": "all"}, live=True)
+        figure(patch_by_phase(found, theme=screen_theme(190)), "patching-map", paper=paper)
         return
     phases = ["all", *map(str, found["phase"].values)]
     phase = choice("Phase of the target", "at", phases, help="All: the mean over phases.")
     chosen = None if phase == "all" else int(phase)
-    figure(patch_by_place(found, phase=chosen, theme=screen_theme(190)), f"patching-{part}-{phase}")
+    drawn = patch_by_place(found, phase=chosen, theme=screen_theme(190))
+    paper = on_paper("patching", given | {"phase": phase}, live=True)
+    figure(drawn, f"patching-{part}-{phase}", paper=paper)
 
 
 def _has_entries(hooked: Any) -> bool:
@@ -198,4 +203,5 @@ def _direct(hooked: Any, kind: str, labels: list[str], blocks: int) -> None:
     unit = choice(
         "Unit shown", "shown", labels, default=str(found["total"].min("phase").idxmin("unit").item())
     )
-    figure(direct_and_total(found, unit, theme=screen_theme(190)), f"direct-and-total-{unit}")
+    paper = on_paper("direct", {"kind": kind, "unit": unit, "n": blocks}, live=True)
+    figure(direct_and_total(found, unit, theme=screen_theme(190)), f"direct-and-total-{unit}", paper=paper)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import xarray as xr
 from apps.explorer import live
 from apps.explorer.folder import report_names
 from apps.explorer.parts import figure, heading, period_told, report, table, worst_told
-from apps.explorer.state import choices, root_folder, screen_theme
+from apps.explorer.state import choices, on_paper, root_folder, screen_theme
 from interp.figures import accuracy_by_residue
 from interp.published import load_published
 from interp.published.sweeps import published_sweeps
@@ -44,10 +45,21 @@ def page() -> None:
                     f"By {phase} of the target" if phase == "phase" else f"By {phase}, (q + 1) mod S"
                 )
             drawn = accuracy_by_residue(part, theme=screen_theme(190), height_mm=80)
-            figure(drawn, f"accuracy-of-models{'' if phase == 'phase' else '-by-query-phase'}")
+            paper = _on_paper([key for key in chosen if options[key] in part])
+            figure(drawn, f"accuracy-of-models{'' if phase == 'phase' else '-by-query-phase'}", paper=paper)
             table([_row(name, sweep, phase) for name, sweep in part.items()])
     _zoo()
     _published()
+
+
+def _on_paper(keys: Sequence[str]) -> dict[str, str]:
+    """These models as a panel: a list for each place that they are from."""
+    saved = {
+        setting: [key.partition(":")[2] for key in keys if key.startswith(f"{kind}:")]
+        for setting, kind in (("reports", "report"), ("published", "published"))
+    }
+    others = [live.named(key) for key in keys if key in live.sources()]
+    return on_paper("models", {**saved, "live": others})
 
 
 def _options() -> dict[str, str]:

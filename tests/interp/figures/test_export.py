@@ -19,8 +19,10 @@ from hooks.errors import CheckpointError
 from interp.figures import FigureError, accuracy_by_residue, effect_heatmap, gate_profiles, panels
 from interp.figures import browser as rendering
 from interp.figures.export import export, export_many, figure_csv, figure_rows, to_html
+from interp.figures.text import text_width
 from interp.figures.vector import finish_pdf, finish_svg, has_raster
 from tests.interp.figures import data
+from tests.interp.figures.test_fonts import Letters, faces
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +160,11 @@ def test_pdf_svg_and_png_of_the_true_size_from_one_session(heatmap, tmp_path):
     if rendering.browser_path() is None:  # set-up could not install one; what users get then
         assert "install chromium" in export(heatmap, tmp_path / "f").notice
         return
-    done = export_many({tmp_path / "one": heatmap, tmp_path / "two": heatmap})
+    both = panels([heatmap, accuracy_by_residue(data.sweep())])
+    done = export_many({tmp_path / "one": heatmap, tmp_path / "two": heatmap, tmp_path / "both": both})
     assert done.notice == ""
     assert sorted(os.listdir(tmp_path)) == sorted(
-        f"{stem}.{end}" for stem in ("one", "two") for end in ("csv", "html", "pdf", "png", "svg")
+        f"{stem}.{end}" for stem in ("one", "two", "both") for end in ("csv", "html", "pdf", "png", "svg")
     )
     pdf, svg, png = ((tmp_path / f"one.{end}").read_bytes() for end in ("pdf", "svg", "png"))
     for end in ("pdf", "svg", "png", "html"):
@@ -178,6 +181,15 @@ def test_pdf_svg_and_png_of_the_true_size_from_one_session(heatmap, tmp_path):
     assert re.findall(r"<text[^>]*>(?:<tspan[^>]*>)?−99<", text)
     assert 'width="85.000mm"' in text
     assert 'aria-label="Heat map of knockout effects' in text
+    written = (tmp_path / "both.svg").read_bytes()
+    set_in, embedded = Letters(written).found, faces(written)
+    if list(Path("/usr/share/fonts").rglob("LiberationSans-*.ttf")):
+        assert set_in.keys() == embedded.keys() == {("normal", "normal"), ("bold", "normal")}
+        for style, characters in set_in.items():
+            assert characters == embedded[style].keys()
+        for character in "0%−□":
+            advance = embedded["normal", "normal"][character]
+            assert advance == pytest.approx(text_width(character, 1000), abs=1), character
     assert struct.unpack(">II", png[16:24]) == pytest.approx((width * 300 / 96, height * 300 / 96), abs=4)
     assert png[png.index(b"pHYs") + 4 :][:9] == struct.pack(">IIB", 11811, 11811, 1)  # 300 dots per inch
 
