@@ -60,8 +60,11 @@ def bench(
         Parameter(help="What is knocked out; kv_head if left out."),
     ] = None,
     method: Annotated[
-        list[Literal["transformer_lens", "nnsight", "hugging_face"]] | None,
-        Parameter(help="Loops to run beside ours and the bare run; repeatable; all if left out."),
+        list[Literal["transformer_lens", "nnsight", "hugging_face", "float64"]] | None,
+        Parameter(
+            help="Ways to run beside ours and the bare run; repeatable; all loops if left out. float64: ours in "
+            "twice the precision, to tell rounding from mistakes."
+        ),
     ] = None,
     loop_units: Annotated[
         int | None,

@@ -15,10 +15,12 @@ from interp.bench.cases import Case
 from interp.bench.ceilings import Ceilings, Work
 from interp.bench.processes import Worker, limit_here, space_for_workers
 
-__all__ = ["LOOPS", "METHOD_NAMES", "TOLERANCE", "bench_knockout", "machine", "summarise"]
+__all__ = ["LOOPS", "METHOD_NAMES", "REFERENCE", "TOLERANCE", "bench_knockout", "machine", "summarise"]
 
 LOOPS = ("transformer_lens", "nnsight", "hugging_face")
 METHOD_NAMES = ("ours", "bare", *LOOPS)
+REFERENCE = "float64"
+"""What tells rounding from mistakes where ways differ: ours in twice the precision, run only if asked for."""
 TOLERANCE = 1e-5
 """Largest difference in log-probability, relative where that is above 1, that counts as the same answer."""
 
@@ -39,7 +41,7 @@ def bench_knockout(
     repeats : int
         Runs of each way: first all ways once, then all again.
     methods : sequence of str
-        Of :data:`METHOD_NAMES`; "ours" and "bare", the bare run, always run.
+        Of :data:`METHOD_NAMES`, and :data:`REFERENCE`; "ours" and "bare", the bare run, always run.
     say : function
         Told what goes on, line by line.
 
@@ -47,19 +49,21 @@ def bench_knockout(
     -------
     dict
         JSON values: ``case``, ``machine``, and by way under ``methods`` the lists ``seconds``,
-        ``cpu_seconds`` and ``peak_bytes`` with one value per repeat, ``max_difference`` from ours, and
-        ``scale`` (above 1 where a loop ran some units only); ``summary`` as in :func:`summarise`. A way
-        that this model does not allow has ``skipped`` with the reason.
+        ``cpu_seconds`` and ``peak_bytes`` with one value per repeat, ``max_difference`` from ours,
+        ``from_float64`` where that was run, and ``scale`` (above 1 where a loop ran some units only);
+        ``summary`` as in :func:`summarise`. A way that this model does not allow has ``skipped`` with the
+        reason.
 
     Raises
     ------
     PhaselensError
         For another way, or if ours or the bare run fails.
     """
+    valid = (*METHOD_NAMES, REFERENCE)
     for name in methods:
-        if name not in METHOD_NAMES:
-            raise PhaselensError(f"method {name!r}; {did_you_mean(name, METHOD_NAMES)}")
-    chosen = [name for name in METHOD_NAMES if name in methods or name in ("ours", "bare")]
+        if name not in valid:
+            raise PhaselensError(f"method {name!r}; {did_you_mean(name, valid)}")
+    chosen = [name for name in valid if name in methods or name in ("ours", "bare")]
     found: dict[str, Any] = {name: {"seconds": [], "cpu_seconds": [], "peak_bytes": []} for name in chosen}
     space = space_for_workers(case.device)
     with ExitStack() as stack:
@@ -71,7 +75,7 @@ def bench_knockout(
             try:
                 workers[name] = worker.ready()
             except PhaselensError as error:
-                if name not in LOOPS:
+                if name in ("ours", "bare"):
                     raise
                 found[name] = {"skipped": str(error)}
         for repeat in range(repeats):
@@ -89,20 +93,28 @@ def bench_knockout(
 
 
 def _compare_answers(found: dict[str, Any], answers: dict[str, Any], case: Case) -> None:
-    """Note how far each loop's numbers are from ours, and by what its times are to be multiplied."""
+    """Note how far each way's numbers are from ours and from exact ones, and by what its times are to be multiplied."""
     ours = np.array(answers["ours"]["logprob"])
     total = answers["ours"]["n_units"]
+    exact = np.array(answers[REFERENCE]["logprob"]) if REFERENCE in answers else None
     for name, answer in answers.items():
         scale = 1.0
         if name in LOOPS:
             rows = [0, *(index + 1 for index in answer["units"])]
             theirs = np.array(answer["logprob"])
-            error = np.abs(theirs - ours[rows]) / np.maximum(1, np.abs(ours[rows]))
-            found[name]["max_difference"] = float(error.max())
+            found[name]["max_difference"] = _apart(theirs, ours[rows])
+            if exact is not None:
+                found[name]["from_float64"] = _apart(theirs, exact[rows])
             n, cal = theirs.shape[1], case.n_calibration
             # Every forward pass of a loop is a whole one and costs the same, whatever it replaces.
             scale = (cal + n * (1 + total)) / (cal + n * len(rows))
         found[name]["scale"] = scale
+    if exact is not None:
+        found[REFERENCE]["max_difference"] = found["ours"]["from_float64"] = _apart(ours, exact)
+
+
+def _apart(some: np.ndarray, others: np.ndarray) -> float:
+    return float((np.abs(some - others) / np.maximum(1, np.abs(others))).max())
 
 
 def summarise(found: dict[str, Any], case: Case) -> dict[str, Any]:

@@ -7,7 +7,9 @@ Axis legend: batch B, position T, head H, d_head D.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from hooks.errors import PhaselensError
 from hooks.replay import fastest
+from hooks.transformer import CompressedTransformer
 from interp import engine
 from interp.bench.cases import Loaded
 from interp.engine import Rows, Variant
@@ -38,6 +41,19 @@ def ours(loaded: Loaded) -> Tensor:
     variants = [Variant(unit.label, unit.edits(value_at, repeatable=True)) for unit in loaded.units]
     scores = engine.run(loaded.model, loaded.prompts, variants, memory=case.memory, progress=False)
     return scores["logprob"]
+
+
+def float64(loaded: Loaded) -> Tensor:
+    """The engine on the same weights in twice the precision.
+
+    Raises
+    ------
+    PhaselensError
+        For a model that is not our own.
+    """
+    if not isinstance(loaded.model, CompressedTransformer):
+        raise PhaselensError(f"float64 runs our own models only; {loaded.model.name!r} is another class")
+    return ours(replace(loaded, model=copy.deepcopy(loaded.model).double()))
 
 
 @torch.no_grad()
@@ -241,4 +257,5 @@ METHODS: dict[str, Method] = {
     "transformer_lens": transformer_lens,
     "nnsight": nnsight,
     "hugging_face": hugging_face,
+    "float64": float64,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from interp.bench.knockouts import LOOPS, TOLERANCE
+from interp.bench.knockouts import LOOPS, REFERENCE, TOLERANCE
 from interp.bench.markdown import (
     command,
     kept,
@@ -24,7 +24,7 @@ __all__ = ["knockout"]
 
 _NAMES = {
     "ours": "ours", "bare": "bare run", "transformer_lens": "TransformerLens loop", "nnsight": "nnsight loop",
-    "hugging_face": "Hugging Face eager loop",
+    "hugging_face": "Hugging Face eager loop", "float64": "ours in float64",
 }  # fmt: skip
 SMALL_TARGET, LARGE_TARGET, BARE_TARGET = 20, 50, 2
 LEAST_OF_BARE = 0.8
@@ -88,8 +88,13 @@ def _disagreement(bench: dict[str, Any]) -> list[str]:
     """Times of different answers are no comparison: say so."""
     if bench["summary"]["agree"]:
         return []
-    most = max(way.get("max_difference", 0.0) for way in bench["methods"].values())
-    return [f"The ways differ by up to {most:.1e}, above the {TOLERANCE:.0e} that count as the same answer."]
+    ways = bench["methods"]
+    most = max(ways[name].get("max_difference", 0.0) for name in LOOPS if name in ways)
+    line = f"The ways differ by up to {most:.1e}, above the {TOLERANCE:.0e} that count as the same answer."
+    exact = [
+        f"{_NAMES[name]} by {way['from_float64']:.1e}" for name, way in ways.items() if "from_float64" in way
+    ]
+    return [line + (f" From float64 they are off: {', '.join(exact)}." if exact else "")]
 
 
 def _busy(bench: dict[str, Any]) -> list[str]:
@@ -148,8 +153,9 @@ def _command(bench: dict[str, Any]) -> str:
     if case["unit"] != "kv_head":
         words.append(f"--unit {case['unit']}")
     loops = [name for name in LOOPS if name in bench["methods"]]
-    if len(loops) < len(LOOPS):
-        words += [f"--method {name}" for name in loops]
+    reference = [name for name in bench["methods"] if name == REFERENCE]
+    if len(loops) < len(LOOPS) or reference:
+        words += [f"--method {name}" for name in [*loops, *reference]]
     if case["loop_units"]:
         words.append(f"--loop-units {case['loop_units']}")
     words += memory_option(case["memory"], MEMORY)

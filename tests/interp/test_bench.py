@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from interp.bench.ceilings import Ceilings, Work, work_of
 from interp.bench.compare import compare
 from interp.bench.files import load_bench
 from interp.bench.fits import fits, power_fit
-from interp.bench.knockouts import bench_knockout, machine, summarise
+from interp.bench.knockouts import _compare_answers, bench_knockout, machine, summarise
 from interp.bench.lengths import bench_lengths
 from interp.bench.page import page, section
 from interp.bench.processes import Worker, space_for_workers
@@ -41,6 +42,48 @@ def test_every_way_gives_the_engines_numbers(tiny, way):
     assert expected.shape == (1 + len(tiny.units), 24)
     assert float((expected[1:] - expected[0]).abs().max()) > 1e-2  # knockouts do something
     torch.testing.assert_close(methods.METHODS[way](tiny), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_reference_is_more_exact_and_leaves_the_model_as_it_is(tiny):
+    exact, ours = methods.METHODS["float64"](tiny), methods.ours(tiny)
+    assert exact.dtype == torch.float64
+    assert tiny.model.W_E.dtype == ours.dtype == torch.float32
+    apart = (exact - ours).abs()
+    assert 0 < float(apart.max()) < 1e-5
+    clean = copy.deepcopy(tiny.model).double()(tiny.prompts.tokens, last_only=True)[:, -1].log_softmax(-1)
+    expected = clean.gather(1, tiny.prompts.answer[:, None])[:, 0]
+    torch.testing.assert_close(exact[0], expected.detach(), rtol=0, atol=1e-12)
+
+
+def test_distances_from_the_reference_are_relative_above_one():
+    found: dict = {name: {} for name in ("ours", "bare", "transformer_lens", "float64")}
+    answers = {
+        "ours": {"logprob": [[-1.0, -4.0], [-0.5, -2.0], [-3.0, -0.1]], "n_units": 2},
+        "bare": {"logprob": [[0.0, 0.0]]},
+        "transformer_lens": {"logprob": [[-1.0, -4.0], [-3.0, -0.3]], "units": [1]},
+        "float64": {"logprob": [[-1.0, -5.0], [-0.5, -2.0], [-3.0, -0.1]]},
+    }
+    _compare_answers(found, answers, Case("tiny", 2, 2))
+    assert found["transformer_lens"]["max_difference"] == pytest.approx(0.2)  # -0.3 for -0.1
+    assert found["ours"]["from_float64"] == found["float64"]["max_difference"] == pytest.approx(0.2)  # 1 of 5
+    assert found["transformer_lens"]["from_float64"] == pytest.approx(0.2)
+
+
+def test_the_page_tells_rounding_from_mistakes():
+    bench = made(loop=(30.0, 31.0))
+    ways = bench["methods"]
+    ways["float64"] = dict(ways["bare"])
+    ways["ours"]["from_float64"], ways["transformer_lens"]["from_float64"] = 4e-5, 7e-5
+    ways["float64"]["max_difference"] = 4e-5
+    bench["summary"] = summarise(ways, Case(**bench["case"]))
+    assert bench["summary"]["agree"]  # the reference is no way whose answer could be wrong
+    assert "off: ours" not in section(bench)
+    ways["transformer_lens"]["max_difference"] = 3e-5
+    bench["summary"] = summarise(ways, Case(**bench["case"]))
+    text = section(bench)
+    assert "differ by up to 3.0e-05" in text
+    assert "From float64 they are off: ours by 4.0e-05, TransformerLens loop by 7.0e-05." in text
+    assert "--method transformer_lens --method hugging_face --method float64" in text
 
 
 @pytest.mark.slow
