@@ -29,7 +29,8 @@ nothing replaced, measured beside the others. The *ceilings* are the best rates 
 matrix product, in operations a second, and of a copy, in bytes a second. The *floor* is what the bare run's matrix
 products, their operations and bytes counted from shapes, take at the ceilings, whichever of the two takes longer;
 norms, softmaxes and copies count nothing there. Calibration, the runs that give the mean that replaces a unit, is
-counted on every side.
+counted on every side. On a GPU, ours and the bare run record the kernels of a batch once where at least 6 batches
+follow each other, and launch them together; recording is part of their times.
 
 `phaselens bench … --compare FILE` holds a run against an earlier one of the same settings on the same machine, and
 ends with code 1 if something got slower: medians of at least 3 repeats that differ by 10 % or more, beyond the
