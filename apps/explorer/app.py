@@ -63,10 +63,25 @@ STYLE = """
 """
 
 # Plotly answers a tap with the point that the pointer was over before it; moved there first, it is the tapped one.
+# What scrolls sideways must be reachable by the keyboard, which Streamlit's containers are not.
 SCRIPT = """
 <script>
-  if (!window.phaselensTaps) {
-    window.phaselensTaps = true;
+  if (!window.phaselens) {
+    window.phaselens = true;
+    const reach = () => {
+      for (const one of document.querySelectorAll('[data-testid="stTable"], [data-testid="stTable"] div, .st-key-preview')) {
+        const scrolls = one.scrollWidth > one.clientWidth && getComputedStyle(one).overflowX !== "visible";
+        if (scrolls && !one.hasAttribute("tabindex")) {
+          one.tabIndex = 0;
+          one.setAttribute("role", "group");
+          one.setAttribute("aria-label", "Scrolls sideways");
+        }
+      }
+    };
+    let asked = 0;
+    const soon = () => { cancelAnimationFrame(asked); asked = requestAnimationFrame(reach); };
+    new MutationObserver(soon).observe(document.body, {childList: true, subtree: true});
+    addEventListener("resize", soon);
     document.addEventListener("touchstart", (event) => {
       const {clientX, clientY} = event.touches[0];
       if (event.target.closest(".js-plotly-plot")) {

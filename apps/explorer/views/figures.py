@@ -31,14 +31,6 @@ _COLOURS = {
     "tol": "Tol; losses orange, gains purple",
 }
 
-# What scrolls must be reachable by the keyboard, which Streamlit's containers are not.
-_FOCUSABLE = """<script>{
-  const preview = document.querySelector(".st-key-preview");
-  preview.tabIndex = 0;
-  preview.setAttribute("role", "group");
-  preview.setAttribute("aria-label", "Preview at its true size");
-}</script>"""
-
 
 def page() -> None:
     """Draw the page."""
@@ -74,7 +66,6 @@ def page() -> None:
             alt=alt_text(drawn),
             width=int(drawn.layout.width),
         )
-    st.html(_FOCUSABLE, unsafe_allow_javascript=True)  # a constant
     st.caption(plain(drawn.layout.meta["caption"]))
     suffix = _format()
     _files(drawn, command(name, panels, look, suffix=suffix, live=model), suffix)
