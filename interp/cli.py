@@ -14,13 +14,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, validators
+from cyclopts import App, CycloptsError, Parameter
 
 from hooks.errors import PhaselensError
 from interp.cli_audit import audit
 from interp.cli_bench import bench
 from interp.cli_figures import figures
 from interp.cli_grid import grid, replicate
+from interp.cli_models import explore, results, train, zoo
+from interp.cli_options import (
+    AnyUnit,
+    Controls,
+    Count,
+    Device,
+    GateControls,
+    Json,
+    Memory,
+    Model,
+    Only,
+    Out,
+    Padding,
+    PerResidue,
+    Seed,
+    Unit,
+)
 from interp.cli_usage import refuse_idle, usage_line
 from interp.cli_v41 import compare, owners, periods
 from interp.memory import parse_bytes
@@ -37,61 +54,6 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-
-_positive = validators.Number(gte=1)
-_natural = validators.Number(gte=0)
-
-Model = Annotated[
-    str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
-]
-Out = Annotated[
-    Path | None,
-    Parameter(
-        name=["--out", "-o"],
-        help="Folder for the results; a run of which a file is replaced there is removed whole.",
-    ),
-]
-Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]
-PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
-Count = Annotated[
-    int | None, Parameter(validator=_positive, help="Prompts, a multiple of the residue count.")
-]
-Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
-Only = Annotated[
-    list[str] | None, Parameter(help="Labels of the units to change, e.g. 0.1; repeatable; all if left out.")
-]
-Memory = Annotated[
-    str, Parameter(help="Most memory for activations at a time, e.g. 512MiB; decides the batches.")
-]
-Json = Annotated[bool, Parameter(help="Print one JSON object instead of a table.")]
-Padding = Annotated[
-    Literal["in_sequence", "prefix"],
-    Parameter(
-        help="How the target reaches a residue: gaps between records vary, or all records move together."
-    ),
-]
-Controls = Annotated[
-    bool, Parameter(help="Hold it against strides that mean nothing, and a model with random weights.")
-]
-GateControls = Annotated[
-    bool,
-    Parameter(
-        help="Hold profiles against random weights, --cycle against the predictions of all other shifts and of none, "
-        "and --parts against other heads' phases and the mean gate moved by half a window. No placebo strides: gates "
-        "are counted by offset."
-    ),
-]
-Unit = Annotated[Literal["kv_head", "head", "layer"], Parameter(help="What is changed, one at a time.")]
-AnyUnit = Annotated[
-    Literal[
-        "kv_head", "head", "layer", "mlp", "engram", "exact_branch", "entry_branch", "target_entry", "picks",
-        "gate_offset",
-    ],
-    Parameter(
-        help="What is changed, one at a time: outputs, an n-gram memory, a layer's exact window or its "
-        "entries, the entries that hold the target, those entries among its picks, one offset of its gates."
-    ),
-]  # fmt: skip
 
 _MASKED = ("exact_branch", "entry_branch", "target_entry", "picks", "gate_offset")
 """Units that are taken out of what is attended to, so that nothing stands in their place."""
@@ -329,125 +291,11 @@ def gates(
     cli_run.run(work, out, as_json=json)
 
 
-# --------------------------------------------------------------------------- looking
-
-
-@app.command
-def explore(
-    folder: Annotated[Path, Parameter(help="The only folder the explorer may open.")] = Path("reports"),
-    *,
-    port: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=65535))] = None,
-) -> None:
-    """Open a report folder in the browser; listens on this machine only.
-
-    Example: phaselens explore reports/w8s8-2kv
-    """
-    from interp import cli_run
-
-    cli_run.explore(folder, port)
-
-
-@app.command
-def results(
-    path: Annotated[Path, Parameter(help="A .nc file of results, or a folder with some.")],
-    *,
-    json: Json = False,
-) -> None:
-    """Tell what is in a results file, and where it came from: model, task, seed, versions, commit.
-
-    Example: phaselens results reports/w8s8-2kv/sweep.nc
-    """
-    from interp import cli_run
-
-    cli_run.show_results(path, as_json=json)
-
-
-# --------------------------------------------------------------------------- models
-
-
-@app.command
-def zoo(
-    name: Annotated[str | None, Parameter(help="One model; all if left out.")] = None,
-    *,
-    cache: Annotated[
-        bool,
-        Parameter(help="Bytes a token in the cache, and what each saving is worth; DeepSeek's models too."),
-    ] = False,
-    json: Json = False,
-) -> None:
-    """List the bundled models: how each was made, and what every seed that was trained gave.
-
-    Example: phaselens zoo w8s8-2kv
-    """
-    from interp import cli_run
-
-    if cache:
-        cli_run.show_cache(name, as_json=json)
-    else:
-        cli_run.show_zoo(name, as_json=json)
-
-
-@app.command
-def train(
-    name: Annotated[str, Parameter(help="A recipe: the name of a zoo model.")],
-    *,
-    out: Annotated[
-        Path | None,
-        Parameter(
-            name=["--out", "-o"],
-            help="Folder of the model, runs/NAME if left out; of several seeds, the folder that gets theirs, runs.",
-        ),
-    ] = None,
-    seed: Annotated[
-        list[int] | None,
-        Parameter(
-            validator=_natural,
-            help="Seed of weights and data, 0 if left out; repeatable: several are trained side by side.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, Parameter(validator=_positive, help="Optimizer steps; the recipe's if left out.")
-    ] = None,
-    batch: Annotated[
-        int | None, Parameter(validator=_positive, help="Sequences a step; the recipe's if left out.")
-    ] = None,
-    start_from: Annotated[
-        Path | None, Parameter(help="Go on from this model's weights, at half the peak rate.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        Parameter(negative="--no-resume", help="Go on from the last state in the folder, if there is one."),
-    ] = True,
-    device: Annotated[str | None, Parameter(help="cpu, cuda or cuda:N; a GPU if there is one.")] = None,
-    json: Json = False,
-) -> None:
-    """Train a model of the zoo again, with the recipe that made it, or several seeds of it side by side.
-
-    Several seeds go into folders NAME (seed 0) and NAME-seedK.
-    With --start-from, an indexer or a Hugging Face class: one seed at a time.
-
-    Example: phaselens train tiny -o runs/tiny
-
-    Example: phaselens train w8s8-2kv --seed 0 --seed 1 --seed 2 -o runs
-    """
-    from interp import cli_run
-
-    cli_run.train(
-        name,
-        out=out,
-        seeds=seed or [0],
-        steps=steps,
-        batch=batch,
-        start_from=start_from,
-        resume=resume,
-        device=device,
-        as_json=json,
-    )
-
-
 # Verbs with modules of their own. These import nothing heavy either, and are registered as functions, so that
 # the list of verbs has the first line of each docstring.
-for _verb in (audit, bench, compare, figures, grid, owners, periods, replicate):
+for _verb in (
+    audit, bench, compare, explore, figures, grid, owners, periods, replicate, results, train, zoo,
+):  # fmt: skip
     app.command(_verb)
 
 

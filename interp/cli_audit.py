@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from hooks.errors import PhaselensError
+from interp.cli_options import NATURAL, POSITIVE
 from interp.cli_usage import refuse_idle
 
 __all__ = ["audit"]
 
-_positive = validators.Number(gte=1)
-_natural = validators.Number(gte=0)
 
 _PROMPTS = frozenset(
     {
@@ -55,26 +54,26 @@ def audit(
     chat: Annotated[bool, Parameter(help="Use the chat template; positions are measured after it.")] = False,
     context: Annotated[
         int | None,
-        Parameter(validator=_positive, help="Tokens of a needle prompt; 4096, or what the model reads."),
+        Parameter(validator=POSITIVE, help="Tokens of a needle prompt; 4096, or what the model reads."),
     ] = None,
     records: Annotated[
         int | None,
-        Parameter(validator=_positive, help="Records in it; as dense as 16,000 in 128K if left out."),
+        Parameter(validator=POSITIVE, help="Records in it; as dense as 16,000 in 128K if left out."),
     ] = None,
-    n_per_residue: Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")] = 32,
+    n_per_residue: Annotated[int, Parameter(validator=POSITIVE, help="Prompts per residue.")] = 32,
     query_phase: Annotated[
         list[int] | None,
         Parameter(help="Query phases besides the prompts' own; up to four in all if left out."),
     ] = None,
     crossed: Annotated[
         int | None,
-        Parameter(validator=_natural, help="Base prompts shown at every query phase; half if left out."),
+        Parameter(validator=NATURAL, help="Base prompts shown at every query phase; half if left out."),
     ] = None,
     seed: Annotated[
-        int, Parameter(validator=_natural, help="Seed of the prompts; 10000 or more to confirm.")
+        int, Parameter(validator=NATURAL, help="Seed of the prompts; 10000 or more to confirm.")
     ] = 0,
     limit: Annotated[
-        int | None, Parameter(validator=_positive, help="At most so many prompts a test.")
+        int | None, Parameter(validator=POSITIVE, help="At most so many prompts a test.")
     ] = None,
     resume: Annotated[bool, Parameter(help="Go on with the prompts that an earlier run scored.")] = False,
     export: Annotated[

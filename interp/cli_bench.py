@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from hooks.errors import PhaselensError
+from interp.cli_options import POSITIVE
 
 __all__ = ["bench"]
-
-_positive = validators.Number(gte=1)
 
 
 def bench(
@@ -30,21 +29,21 @@ def bench(
     repeats: Annotated[
         int | None,
         Parameter(
-            validator=_positive,
+            validator=POSITIVE,
             help="Runs of everything; 3 if left out, and one of a report and of lengths that take 10 s or more.",
         ),
     ] = None,
     n: Annotated[
         int | None,
         Parameter(
-            validator=_positive,
+            validator=POSITIVE,
             help="Prompts measured, rounded up to whole blocks of residues; of report and sweep, per residue.",
         ),
     ] = None,
     calibration: Annotated[
         int | None,
         Parameter(
-            validator=_positive,
+            validator=POSITIVE,
             help="Prompts whose mean replaces a unit, rounded up likewise; n / 8 if left out.",
         ),
     ] = None,
@@ -69,14 +68,14 @@ def bench(
     loop_units: Annotated[
         int | None,
         Parameter(
-            validator=_positive, help="Loops run so many units and their time is scaled up; all if left out."
+            validator=POSITIVE, help="Loops run so many units and their time is scaled up; all if left out."
         ),
     ] = None,
     memory: Annotated[
         str | None, Parameter(help="Budget for activations, e.g. 512MiB; 1GiB if left out.")
     ] = None,
     threads: Annotated[
-        int | None, Parameter(validator=_positive, help="Of every process; all cores if left out.")
+        int | None, Parameter(validator=POSITIVE, help="Of every process; all cores if left out.")
     ] = None,
     device: Annotated[str | None, Parameter(help="cpu, cuda or cuda:N; cpu if left out.")] = None,
     seed: Annotated[

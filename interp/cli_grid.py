@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from hooks.errors import PhaselensError
+from interp.cli_options import NATURAL, POSITIVE, Json
 from interp.cli_usage import refuse_idle
 from interp.memory import parse_bytes
 
@@ -18,18 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["grid", "replicate"]
 
-_positive = validators.Number(gte=1)
-_natural = validators.Number(gte=0)
 _STATES = {
     "done": "done", "made": "made", "missing": "to make", "failed": "FAILED", "busy": "busy", "elsewhere": "other shard",
 }  # fmt: skip
 
-_PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
+_PerResidue = Annotated[int, Parameter(validator=POSITIVE, help="Prompts per residue.")]
 _Memory = Annotated[
     str, Parameter(help="Most memory for activations at a time, e.g. 512MiB; decides the batches.")
 ]
 _Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
-_Json = Annotated[bool, Parameter(help="Print one JSON object instead of a table.")]
 
 
 def grid(
@@ -59,7 +57,7 @@ def grid(
     dry_run: Annotated[bool, Parameter(help="List the cells and which are done; measure nothing.")] = False,
     memory: _Memory = "1GiB",
     device: _Device = "cpu",
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Measure models × verbs × seeds × paddings into one folder; what is done stays done.
 
@@ -114,11 +112,11 @@ def replicate(
         "reports/replication"
     ),
     n_per_residue: Annotated[
-        int | None, Parameter(validator=_positive, help="Prompts per residue; 64 if left out.")
+        int | None, Parameter(validator=POSITIVE, help="Prompts per residue; 64 if left out.")
     ] = None,
     quick: Annotated[bool, Parameter(help="12 prompts per residue; many verdicts stay undecided.")] = False,
     seed: Annotated[
-        int, Parameter(validator=_natural, help="Seed of the prompts; 10000 or more to confirm.")
+        int, Parameter(validator=NATURAL, help="Seed of the prompts; 10000 or more to confirm.")
     ] = 10_000,
     padding: Annotated[
         Literal["in_sequence", "prefix"],
@@ -130,7 +128,7 @@ def replicate(
     ] = None,
     memory: _Memory = "1GiB",
     device: _Device = "cpu",
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Lay the bundled models beside the paper's controlled runs, and test its claims on them.
 

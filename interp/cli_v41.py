@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from hooks.errors import PhaselensError
 from interp import cli_run
+from interp.cli_options import NATURAL, POSITIVE, Json, PerResidue, Seed
 
 __all__ = ["compare", "owners", "periods"]
 
-_positive = validators.Number(gte=1)
-_natural = validators.Number(gte=0)
 
 _Model = Annotated[
     str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
@@ -25,14 +24,11 @@ _Out = Annotated[
         help="Folder for the results; a run of which a file is replaced there is removed whole.",
     ),
 ]
-_Seed = Annotated[int, Parameter(validator=_natural, help="Seed of the prompts.")]
-_PerResidue = Annotated[int, Parameter(validator=_positive, help="Prompts per residue.")]
 _Stride = Annotated[
     int | None,
-    Parameter(validator=_positive, help="Phases are counted by it; the model's own if left out."),
+    Parameter(validator=POSITIVE, help="Phases are counted by it; the model's own if left out."),
 ]
 _Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
-_Json = Annotated[bool, Parameter(help="Print one JSON object instead of a table.")]
 
 
 def compare(
@@ -42,16 +38,14 @@ def compare(
     unquantized: Annotated[bool, Parameter(help="Against itself with quantization off.")] = False,
     picks: Annotated[
         int | None,
-        Parameter(
-            validator=_natural, help="Against itself with so many picks a query; 0 attends everything."
-        ),
+        Parameter(validator=NATURAL, help="Against itself with so many picks a query; 0 attends everything."),
     ] = None,
     out: _Out = None,
-    n_per_residue: _PerResidue = 64,
-    seed: _Seed = 0,
+    n_per_residue: PerResidue = 64,
+    seed: Seed = 0,
     stride: _Stride = None,
     device: _Device = "cpu",
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Compare the phase gaps of two models, prompt by prompt, with intervals.
 
@@ -82,11 +76,11 @@ def owners(
     model: _Model,
     *,
     out: _Out = None,
-    n_per_residue: _PerResidue = 16,
-    seed: _Seed = 0,
+    n_per_residue: PerResidue = 16,
+    seed: Seed = 0,
     stride: _Stride = None,
     device: _Device = "cpu",
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Drop the target's record from shared entries: what it costs owner and readers, phase by phase.
 
@@ -129,11 +123,11 @@ def periods(
     unit: Annotated[
         Literal["kv_head", "head", "layer"], Parameter(help="What is knocked out, one at a time.")
     ] = "head",
-    n_per_residue: _PerResidue = 64,
-    seed: _Seed = 0,
+    n_per_residue: PerResidue = 64,
+    seed: Seed = 0,
     stride: _Stride = None,
     device: _Device = "cpu",
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Find the period of every unit's effect, beside strides that mean nothing, and the gap that n could show.
 
