@@ -55,6 +55,8 @@ app = App(
     result_action="return_value",
 )
 
+_TOO_MUCH = "not enough memory for so much at once; ask for fewer prompts, or a smaller --memory or --batch where there is one"
+_LONGEST_WORD = 255  # as a file's name
 _MASKED = ("exact_branch", "entry_branch", "target_entry", "picks", "gate_offset")
 """Units that are taken out of what is attended to, so that nothing stands in their place."""
 
@@ -325,9 +327,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PhaselensError as error:
         return _fail(str(error))
     except MemoryError:
-        return _fail(
-            "not enough memory for so much at once; ask for fewer prompts, or give a smaller --memory"
-        )
+        return _fail(_TOO_MUCH)
+    except RuntimeError as error:  # torch's CPU allocator has no class of its own
+        if not any(words in str(error) for words in ("allocate memory", "out of memory")):
+            raise
+        return _fail(_TOO_MUCH)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the interpreter from flushing into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -342,7 +346,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(line: str) -> int:
-    print(f"phaselens: {' '.join(line.split())}", file=sys.stderr)
+    # A word as long as a page, a number of 400 digits say, hides what is wrong with it.
+    words = [word if len(word) <= _LONGEST_WORD else f"{word[:40]}…{word[-20:]}" for word in line.split()]
+    print(f"phaselens: {' '.join(words)}", file=sys.stderr)
     return 2
 
 

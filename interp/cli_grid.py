@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from hooks.errors import PhaselensError
-from interp.cli_options import NATURAL, POSITIVE, Json
+from interp.cli_options import NATURAL, POSITIVE, Json, PerResidue
 from interp.cli_usage import refuse_idle
 from interp.memory import parse_bytes
 
@@ -23,7 +23,6 @@ _STATES = {
     "done": "done", "made": "made", "missing": "to make", "failed": "FAILED", "busy": "busy", "elsewhere": "other shard",
 }  # fmt: skip
 
-_PerResidue = Annotated[int, Parameter(validator=POSITIVE, help="Prompts per residue.")]
 _Memory = Annotated[
     str, Parameter(help="Most memory for activations at a time, e.g. 512MiB; decides the batches.")
 ]
@@ -46,7 +45,7 @@ def grid(
         list[Literal["in_sequence", "prefix"]] | None,
         Parameter(help="How the target reaches a residue; repeatable; in_sequence if left out."),
     ] = None,
-    n_per_residue: _PerResidue = 64,
+    n_per_residue: PerResidue = 64,
     unit: Annotated[
         Literal["kv_head", "head", "layer"], Parameter(help="What is knocked out, one at a time.")
     ] = "kv_head",

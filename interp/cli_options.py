@@ -26,7 +26,7 @@ __all__ = [
     "Unit",
 ]
 
-POSITIVE = validators.Number(gte=1)
+POSITIVE = validators.Number(gte=1, lte=10**12)  # more of anything fits no computer
 NATURAL = validators.Number(gte=0)
 
 Model = Annotated[

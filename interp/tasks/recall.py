@@ -354,7 +354,7 @@ class RecallTask:
         clean = self.sample(n, seed=seed)
         row = torch.arange(n)
         if kind == "shift":
-            order = row - row % self.modulus + (row + shift) % self.modulus
+            order = row - row % self.modulus + (row + shift % self.modulus) % self.modulus
             return clean, clean.select(order)
         if kind != "value":
             raise TaskError(f"kind={kind!r}; valid: value, shift")

@@ -483,3 +483,30 @@ def test_explore_on_a_taken_port_and_with_an_app_that_fails(explorer, monkeypatc
     monkeypatch.setattr(_Streamlit, "code", 3)
     assert main(["explore", str(explorer / "r")]) == 2
     assert "code 3" in capsys.readouterr().err
+
+
+def test_a_word_of_a_page_is_cut_in_the_middle(capsys):
+    assert main(["sweep", "tiny", "--n-per-residue", "9" * 400]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "9" * 30 in err
+    assert "…" in err
+    assert len(err) < 400
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "tiny", "--n-per-residue", str(10**20)],
+        ["knockout", "tiny", "--n", str(10**12)],
+        ["train", "tiny", "--batch", str(10**12), "--steps", "1"],
+        ["patch", "tiny", "--n", "24", "--shift", str(4 * 10**30)],
+    ],
+)
+def test_more_than_a_computer_holds_is_one_line(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("phaselens: ")
+    assert not list(tmp_path.rglob("*.nc"))
