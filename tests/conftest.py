@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import os
 import socket
@@ -45,6 +46,10 @@ def check_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
     return beartype(function) if kept else function
 
 
+# The hook changes where bytecode is looked for while one of our modules is executed, and with it for whatever
+# that module imports first: these would be compiled from their sources, which takes as long as ten tests.
+for _name in ("h5netcdf", "scipy.stats", "transformer_lens", "xarray"):
+    importlib.import_module(_name)
 install_import_hook(["hooks", "interp"], "tests.conftest.check_shapes")
 
 
