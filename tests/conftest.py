@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib
 import ipaddress
 import os
+import re
 import socket
+import types
 import typing
-from collections.abc import Callable
 from typing import Any
 
+import jaxtyping
 import pytest
 from beartype import beartype
-from jaxtyping import AbstractArray, install_import_hook
+from jaxtyping import AbstractArray, AbstractDtype, install_import_hook, jaxtyped
 
 # Before torch is imported anywhere: xdist workers share the cores, so each gets one thread.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -29,22 +34,55 @@ ALLOWED_SKIPS: dict[str, str] = {}
 
 
 def _names_a_shape(annotation: Any) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, AbstractArray):
+    if isinstance(annotation, type) and issubclass(annotation, AbstractArray | AbstractDtype):
         return True
     return any(_names_a_shape(part) for part in typing.get_args(annotation))
 
 
-def check_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let beartype check the jaxtyping annotations of a function, and only those.
+def _shape(hint: Any, names: dict[str, Any]) -> Any:
+    """Return an annotation, mostly still a text, as what it stands for if it names a shape, else None."""
+    if isinstance(hint, str):
+        if not any(_names_a_shape(names.get(word)) for word in re.findall(r"\w+", hint)):
+            return None
+        hint = eval(hint, names)
+    return hint if _names_a_shape(hint) else None
+
+
+def check_shapes(given: Any) -> Any:
+    """Let beartype check the jaxtyping annotations of a function, or of what makes a dataclass, and only those.
 
     Plain annotations are for readers and pyright: wrong plain values are what many tests feed on purpose, and
-    must meet the library's own one-line errors.
+    must meet the library's own one-line errors. A function without shapes is left as it is, and the arguments of
+    the others are not bound once more: `jaxtyping.jaxtyped` does both to everything, which doubles the time of
+    a pass through a small model.
     """
-    kept = {name: hint for name, hint in function.__annotations__.items() if _names_a_shape(hint)}
-    function.__annotations__ = kept
-    return beartype(function) if kept else function
+    if isinstance(given, type):
+        if dataclasses.is_dataclass(given):
+            given.__init__ = check_shapes(given.__init__)
+        return given
+    shapes = {name: _shape(hint, given.__globals__) for name, hint in given.__annotations__.items()}
+    shapes = {name: shape for name, shape in shapes.items() if shape is not None}
+    if not shapes:
+        return given
+    copy = types.FunctionType(
+        given.__code__, given.__globals__, given.__name__, given.__defaults__, given.__closure__
+    )
+    copy.__kwdefaults__, copy.__annotations__ = given.__kwdefaults__, shapes
+    checked = beartype(copy)
+
+    @functools.wraps(given)
+    def with_shapes(*args: Any, **kwargs: Any) -> Any:
+        with jaxtyped("context"):  # a name of an axis means one length within a call
+            return checked(*args, **kwargs)
+
+    return with_shapes
 
 
+# The hook changes where bytecode is looked for while one of our modules is executed, and with it for whatever
+# that module imports first: these would be compiled from their sources, which takes as long as ten tests.
+for _name in ("h5netcdf", "scipy.stats", "transformer_lens", "xarray"):
+    importlib.import_module(_name)
+jaxtyping.jaxtyped = lambda *, typechecker: typechecker  # what the hook puts before each function and class
 install_import_hook(["hooks", "interp"], "tests.conftest.check_shapes")
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooks import attention, compressor, numerics, softmax
 from tests.conftest import NetworkBlocked, check_shapes
 
 ROOT = Path(__file__).parent.parent
@@ -33,17 +38,57 @@ def test_loopback_stays_open():
         socket.create_connection(server.getsockname(), timeout=5).close()
 
 
-def test_shapes_are_checked_and_plain_annotations_are_not():
-    def halve(values: Float[Tensor, "batch pos"], times: int = 1) -> Float[Tensor, "batch pos"]:
-        return values / 2**times
+@check_shapes
+def halve(
+    values: Float[Tensor, "batch pos"], times: int = 1, *, flat: bool = False
+) -> Float[Tensor, "batch pos"]:
+    return values.flatten() if flat else values / 2**times
 
-    halve.__annotations__ = {
-        "values": Float[Tensor, "batch pos"], "times": int, "return": Float[Tensor, "batch pos"],
-    }  # fmt: skip
-    checked = check_shapes(halve)
-    assert checked(torch.ones(2, 3), times=True).shape == (2, 3)
-    with pytest.raises(Exception, match="batch pos"):
-        checked(torch.ones(3))
+
+@check_shapes
+@dataclass
+class Pair:
+    one: Float[Tensor, "batch pos"]
+    other: Float[Tensor, " pos"] | None = None
+
+
+def test_shapes_are_checked_and_plain_annotations_are_not():
+    wrong: Any = "1"
+    assert halve(torch.ones(2, 3), times=True).shape == (2, 3)
+    for call in (
+        lambda: halve(torch.ones(3)),
+        lambda: halve(torch.ones(2, 3).long()),
+        lambda: halve(torch.ones(2, 3), flat=True),  # what is returned
+        lambda: Pair(torch.ones(2)),
+        lambda: Pair(torch.ones(2, 3), torch.ones(2)),  # "pos" is one length within a call
+    ):
+        with pytest.raises(Exception, match="pos"):
+            call()
+    Pair(torch.ones(2, 3), torch.ones(3))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        halve(torch.ones(2, 3), wrong)
+
+
+def test_a_function_without_shapes_is_left_as_it_is():
+    def plain(values: list[int], other: Any = None) -> Tensor:
+        return torch.tensor(values)
+
+    assert check_shapes(plain) is plain
+
+
+def test_every_function_of_ours_that_names_a_shape_is_checked():
+    text = re.compile(r"\b(Bool|Float|Int|Int64|Shaped|UInt8)\[")
+    found = [
+        (function, any(text.search(str(hint)) for hint in function.__annotations__.values()))
+        for module in (attention, compressor, numerics, softmax)
+        for holder in (module, *(one for one in vars(module).values() if isinstance(one, type)))
+        for function in vars(holder).values()
+        if inspect.isfunction(function) and function.__module__ == module.__name__
+    ]
+    assert {hasattr(function, "__wrapped__") for function, shaped in found if shaped} == {True}
+    assert sum(shaped for _, shaped in found) > 10
+    with pytest.raises(Exception, match="Float"):
+        numerics.rotate(*(torch.ones(1) for _ in inspect.signature(numerics.rotate).parameters))
 
 
 @pytest.mark.parametrize(("body", "code"), [("pytest.skip('why')", 1), ("assert True", 0)])

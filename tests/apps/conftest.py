@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import xarray as xr
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 import hooks
@@ -18,6 +20,15 @@ from interp.report import save_results
 from interp.tasks import RecallTask
 
 Opener = Callable[..., AppTest]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scanned_once() -> Iterator[None]:
+    """Each AppTest looks for components in every installed package: the longest part of it, and always the same."""
+    scan = functools.cache(manifest_scanner.scan_component_manifests)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", scan)
+        yield
 
 
 def make_folder(root: Path) -> Path:

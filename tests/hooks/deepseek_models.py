@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+from transformers.models.deepseek_v4 import DeepseekV4Config, DeepseekV4ForCausalLM
 
 SLIDING, CSA, HCA = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 VOCAB = 50
@@ -15,8 +16,6 @@ def v4(
     csa: int = 4, hca: int = 8, *, layers: tuple[str, ...] = (SLIDING, CSA, HCA, CSA), **sizes: Any
 ) -> Any:
     """Build a plain Hugging Face model; float32, evaluation mode, every weight random."""
-    from transformers.models.deepseek_v4 import DeepseekV4Config, DeepseekV4ForCausalLM
-
     settings: dict[str, Any] = dict(
         vocab_size=VOCAB, hidden_size=24, moe_intermediate_size=16, num_hidden_layers=len(layers),
         num_attention_heads=4, head_dim=12, q_lora_rank=16, num_experts_per_tok=2, n_routed_experts=3,
