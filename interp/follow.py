@@ -15,6 +15,7 @@ import xarray as xr
 from torch import Tensor
 
 from hooks.checks import whole_number
+from hooks.cycling import cycled_layers
 from hooks.errors import PhaselensError, SiteError
 from hooks.geometry import ChunkGeometry
 from hooks.sites import HookedModel
@@ -26,9 +27,14 @@ from interp.tasks.prompts import Prompts, Task
 from interp.tasks.recall import RecallTask
 from interp.units import select_units, union, units, where
 
-__all__ = ["before_after", "changed_gates", "follow", "one_prompt", "shifted", "token_word", "top_tokens"]
+__all__ = [
+    "LAST_PROMPT", "before_after", "changed_gates", "follow", "followed_units", "gate_changes", "one_prompt", "shifted",
+    "token_word", "top_tokens",
+]  # fmt: skip
 
 TOP = 5
+LAST_PROMPT = 9999
+"""Largest number of a base prompt: all before it are drawn too."""
 _BRANCHES = ("key", "value")
 
 
@@ -47,11 +53,25 @@ def one_prompt(task: Task, prompt: int, *, seed: int = 0) -> Prompts:
     Raises
     ------
     PhaselensError
-        For a number that is negative or not whole.
+        For no whole number from 0 to :data:`LAST_PROMPT`.
     """
-    whole_number("prompt", prompt, 0)  # base prompts are numbered from 0
+    whole_number("prompt", prompt, 0, LAST_PROMPT)
     size = task.modulus
     return task.sample((prompt + 1) * size, seed=seed).select(slice(prompt * size, (prompt + 1) * size))
+
+
+def followed_units(model: HookedModel) -> list[str]:
+    """KV heads, "layer.head", whose gates :func:`follow` records: those of layers that pool entries themselves."""
+    return [f"{layer}.{g}" for layer, g in _owned(model)]
+
+
+def gate_changes(model: HookedModel, stride: int) -> list[str]:
+    """What :func:`changed_gates` can do to a model's gates; not every model has gates that can be cycled."""
+    try:
+        cycled_layers(model)
+    except SiteError:
+        return ["trained", "uniform", "static"]
+    return ["trained", "uniform", "static", *(f"cycled {shift}" for shift in range(1, stride))]
 
 
 @contextlib.contextmanager
@@ -125,7 +145,7 @@ def follow(
     return xr.Dataset(
         data,
         coords={
-            "unit": [f"{layer}.{g}" for layer, g in owned],
+            "unit": followed_units(model),
             "window": ("unit", [_geometry(model, layer).window for layer, _ in owned]),
             "stride": ("unit", [_geometry(model, layer).stride for layer, _ in owned]),
             "reader": [f"{i}.{h}" for i in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)],

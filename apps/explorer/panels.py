@@ -49,21 +49,28 @@ def chosen_panels(found: Mapping[str, xr.Dataset], sources: Sources) -> list[str
         "Panels, in order (a, b, c …)", "panels", there, default=there[:3] if found else there[:1],
         names={key: PANELS[key] for key in there},
     )  # fmt: skip
-    return [_with_settings(name, found, sources) for name in names]
+    return [text for name in names if (text := _with_settings(name, found, sources)) is not None]
 
 
-def _with_settings(name: str, found: Mapping[str, xr.Dataset], sources: Sources) -> str:
+def _with_settings(name: str, found: Mapping[str, xr.Dataset], sources: Sources) -> str | None:
+    """The panel as the command line writes it; None, after saying so, where its lists were emptied."""
     first = settings(name, found, sources)
     if not first or name == "gates":  # units of the gate panel have a list of their own below
         return name
     given: dict[str, tuple[str, ...]] = {}
+    lists: dict[str, tuple[str, ...]] = {one.title: () for one in first if one.many}
     with st.expander(f"Settings: {PANELS[name]}"):
         for number in range(len(first)):
             # Some choices depend on what is set before them: units on their kind.
             one = settings(str(Panel(name, given)), found, sources)[number]
             values = _widget(name, one)
+            if one.many:
+                lists[one.title] = values
             if values and (values != one.default or "result" in one.key or name == "models"):
                 given[one.key] = values
+        if lists and not any(lists.values()):
+            st.warning(f"{PANELS[name]} is left out. Choose at least one: {', '.join(lists)}.")
+            return None
     return str(Panel(name, given))
 
 

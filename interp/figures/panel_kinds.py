@@ -212,6 +212,12 @@ class View:
         return done
 
 
+def _has_gates(model: HookedModel) -> bool:
+    from interp.follow import followed_units
+
+    return bool(followed_units(model))
+
+
 @dataclass(frozen=True)
 class Kind:
     """A panel that can be asked for.
@@ -223,8 +229,8 @@ class Kind:
     build : function
         Draws it.
     needs : str
-        A part of the results; "query sweep" for a sweep by query phase; "model" or "sources" for what comes
-        from elsewhere; empty for nothing.
+        A part of the results; "query sweep" for a sweep by query phase; "model", "gates of a model" or "sources"
+        for what comes from elsewhere; empty for nothing.
     settings : function
         Settings that it takes, from what there is to draw.
     """
@@ -236,8 +242,9 @@ class Kind:
 
     def there(self, found: Mapping[str, xr.Dataset], sources: Sources | None) -> bool:
         """Whether these results, and what comes from elsewhere, can fill it."""
-        if self.needs == "model":
-            return sources is not None and sources.model is not None
+        if self.needs in ("model", "gates of a model"):
+            model = None if sources is None else sources.model
+            return model is not None and (self.needs == "model" or _has_gates(model))
         if self.needs == "sources":
             return sources is not None
         if self.needs == "query sweep":

@@ -44,13 +44,6 @@ def _labels(view: View) -> tuple[str, ...]:
     return tuple(one.label for one in units(view.model, kind if kind in _KINDS else _KIND.default[0]))
 
 
-def _gated(view: View) -> tuple[str, ...]:
-    from interp.units import units
-
-    chunked = {layer for layer in range(view.model.cfg.n_layers) if view.model.geometry(layer) is not None}
-    return tuple(one.label for one in units(view.model, "kv_head") if one.layer in chunked)
-
-
 # ---- removing, patching ------------------------------------------------------------------------------------
 
 
@@ -204,14 +197,18 @@ def _by_shift(view: View) -> go.Figure:
 
 
 def _gates_of(view: View) -> Setting:
-    gates = ("trained", "uniform", "static", *(f"cycled {shift}" for shift in range(1, _stride(view))))
+    from interp.follow import gate_changes
+
+    gates = tuple(gate_changes(view.model, _stride(view)))
     return Setting(key="gates", title="Gates", choices=gates, default=gates[:1])
 
 
 def _prompt_settings(view: View) -> tuple[Setting, ...]:
-    shifts = tuple(map(str, range(_stride(view))))
+    from interp.follow import followed_units
+
+    shifts, gated = tuple(map(str, range(_stride(view)))), tuple(followed_units(view.model))
     return (
-        Setting(key="unit", title="KV head (empty: the sharpest key gate)", choices=_gated(view)),
+        Setting(key="unit", title="KV head (empty: the sharpest key gate)", choices=gated),
         Setting(key="shift", title="Shift of the target (tokens)", choices=shifts, default=("0",)),
         _gates_of(view),
         _PROMPT,
@@ -235,10 +232,10 @@ LIVE = {
     "offsets-live": Kind(
         "Static and per-window offsets, measured now",
         _offsets,
-        "model",
+        "gates of a model",
         lambda view: (_gates_of(view),),
     ),
-    "attention": Kind("Attention over entries, one prompt", _attention, "model", _prompt_settings),
-    "windows": Kind("Tokens in their windows, one prompt", _windows, "model", _windows_settings),
-    "shift": Kind("Target by shift, one prompt", _by_shift, "model", _prompt_settings),
+    "attention": Kind("Attention over entries, one prompt", _attention, "gates of a model", _prompt_settings),
+    "windows": Kind("Tokens in their windows, one prompt", _windows, "gates of a model", _windows_settings),
+    "shift": Kind("Target by shift, one prompt", _by_shift, "gates of a model", _prompt_settings),
 }

@@ -6,8 +6,10 @@ import shlex
 
 import pytest
 
+from hooks import load
 from interp.cli import main
-from interp.figures.paper import PANELS
+from interp.figures.panel_kinds import Sources
+from interp.figures.paper import PANELS, available, settings
 
 
 def made_here_and_there(app, folder, out, monkeypatch) -> tuple[bytes, bytes]:
@@ -62,3 +64,35 @@ def test_without_a_report_published_and_live_panels_remain(tmp_path, open_page):
     words = shlex.split(app.code[0].value)
     assert words[:4] == ["phaselens", "figures", "--panels", "shift"]
     assert words[words.index("--live") + 1] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("asked", "lists"),
+    [
+        ({"panels": "needle", "needle.models": ""}, "Models"),
+        ({"panels": "models", "models.reports": "", "models.published": "", "models.live": ""}, "Reports, Published, Measured now"),
+        ({"panels": "removed", "live": "1", "model": "zoo:tiny", "removed.units": ""}, "Removed together"),
+    ],
+)  # fmt: skip
+def test_an_emptied_list_draws_nothing_in_its_place(asked, lists, reports, open_page):
+    app = open_page(reports, "figures", report="tiny", **asked)
+    assert [w.value for w in app.warning] == [
+        f"{PANELS[asked['panels']]} is left out. Choose at least one: {lists}."
+    ]
+    assert not app.code  # neither a figure nor its command
+    assert not app.exception
+
+
+def test_settings_are_what_the_model_can_have():
+    def choices(name: str, panel: str) -> dict:
+        sources = Sources(model=load(name))
+        assert panel in available({}, sources)
+        return {one.key: one.choices for one in settings(panel, {}, sources)}
+
+    shared = choices("v41-ced", "windows")
+    assert set(shared["unit"]) == {"0.0", "4.0"}  # layers that store entries; the others read theirs
+    assert shared["gates"] == ("trained", "uniform", "static")
+    assert choices("w4s4-4kv", "offsets-live")["gates"][3:] == ("cycled 1", "cycled 2", "cycled 3")
+    offered = available({}, Sources(model=load("full-4kv")))
+    assert "removed" in offered
+    assert not {"windows", "shift", "attention", "offsets-live"} & set(offered)

@@ -202,3 +202,8 @@ def test_the_probabilities_of_two_right_tokens_add():
     for i in range(8):
         right = sorted({int(prompts.answer[i]), int(other[i])})
         assert torch.allclose(found["probability"][i], p[i][:, right].sum(-1))
+
+
+def test_a_prompt_far_beyond_is_told_where_the_last_one_is():
+    with pytest.raises(PhaselensError, match="prompt=10000; valid: a whole number from 0 to 9999"):
+        one_prompt(RecallTask(), 10_000)

@@ -13,10 +13,8 @@ from apps.explorer import live
 from apps.explorer.parts import figure, heading, table
 from apps.explorer.state import choice, on_paper, screen_theme, slider, whole_number
 from apps.explorer.words import plain
-from hooks.errors import PhaselensError
 from interp.figures.base import number, weight
 
-_FORCED = ("trained", "uniform", "static")
 _BRANCH = {"key": "keys", "value": "values"}
 
 
@@ -31,6 +29,8 @@ def page() -> None:
     if chosen is None:
         return
     hooked = chosen[1]
+    from interp.follow import gate_changes
+
     geometry = _geometries(hooked)
     if not geometry:
         st.info(
@@ -40,7 +40,9 @@ def page() -> None:
         return
     left, right = st.columns(2)
     with left:
-        gates = choice("Gates", "gates", _switches(hooked, geometry), help="As trained, forced, or moved.")
+        gates = choice(
+            "Gates", "gates", gate_changes(hooked, geometry[0].stride), help="As trained, forced, or moved."
+        )
     with right:
         prompt = whole_number("Prompt", "prompt", 0, 99, default=0)
     followed = _follow(hooked, prompt, gates)
@@ -55,17 +57,6 @@ def page() -> None:
 
 def _geometries(hooked: Any) -> list[Any]:
     return [g for i in range(hooked.cfg.n_layers) if (g := hooked.geometry(i)) is not None]
-
-
-def _switches(hooked: Any, geometry: list[Any]) -> list[str]:
-    """Gates that can be asked for; not every model has gates that can be cycled."""
-    from hooks.cycling import cycled_layers
-
-    try:
-        cycled_layers(hooked)
-    except PhaselensError:
-        return list(_FORCED)
-    return [*_FORCED, *(f"cycled {shift}" for shift in range(1, geometry[0].stride))]
 
 
 def _follow(hooked: Any, prompt: int, gates: str) -> xr.Dataset | None:
