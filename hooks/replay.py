@@ -37,8 +37,9 @@ class Replay:
     def __init__(self, model: Any, run: Pass, *inputs: Tensor) -> None:
         self._model, self._run = model, run
         self._inputs = [tensor.clone() for tensor in inputs]
+        as_tokens(inputs[0], model.cfg.d_vocab, model.device)
         # Training mode leaves out the checks that wait for the device; __call__ makes them.
-        with in_mode(model, training=True):
+        with in_mode(model, training=True), torch.cuda.device(model.device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # libraries and the allocator settle before anything is recorded
@@ -56,7 +57,8 @@ class Replay:
         tokens = as_tokens(tokens, self._model.cfg.d_vocab, self._model.device)
         for tensor, kept in zip((tokens, *more), self._inputs, strict=True):
             kept.copy_(tensor)
-        self._graph.replay()
+        with torch.cuda.device(self._model.device):
+            self._graph.replay()
         logits = self._logits.clone()
         self._model.require_finite(logits)
         return logits
@@ -89,4 +91,6 @@ def _repeats(model: Any) -> bool:
         isinstance(model, CompressedTransformer)
         and not any(model.cfg.layer(i).index_heads is not None for i in range(model.cfg.n_layers))
         and not watched(*model.hook_dict.values())
+        # Hooks of PyTorch itself would run while the kernels are recorded, and never again.
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     )

@@ -105,6 +105,10 @@ def bench(
     _require_file_name(out)
     earlier = None
     if compare is not None:
+        if out is not None and out.resolve() == compare.resolve():
+            raise PhaselensError(
+                f"--out and --compare are both {str(out)!r}, which would be lost; valid: two files"
+            )
         from interp.bench.files import load_bench
 
         earlier = load_bench(compare)

@@ -240,7 +240,7 @@ def run(
         parted = [
             run(
                 model, prompts, variants[i : i + most], at=at, metric=metric, rows=rows, memory=memory,
-                progress=progress, label=label,
+                progress=progress, label=f"{label}, part {i // most + 1} of {-(-len(variants) // most)}",
             )
             for i in range(0, len(variants), most)
         ]  # fmt: skip

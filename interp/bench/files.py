@@ -7,19 +7,26 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
+from hooks.checks import is_real
 from hooks.errors import PhaselensError
 
 __all__ = ["KINDS", "load_bench"]
 
 _Shape = type | list[Any] | dict[Any, Any] | tuple[Any, ...]
-_TIMES = {"seconds": [float], "cpu_seconds": [float], "peak_bytes": [float]}
+
+
+class _Above:
+    """Stands for a number above 0."""
+
+
+_TIMES = {"seconds": [_Above], "cpu_seconds": [_Above], "peak_bytes": [_Above]}
 _SKIPPED, _STOPPED = {"skipped": str}, {"stopped": str}
 _MACHINE = {"processor": str, "threads": int, "torch": str}
 _CASE = {
     "model": str, "n": int, "n_calibration": int, "length": int, "unit": str, "memory": int, "threads": int, "seed": int,
     "device": str, "loop_units": (int, type(None)),
 }  # fmt: skip
-_BARE = {**_TIMES, "operations": [float], "bytes": [float], "matmul": [float], "copy": [float]}
+_BARE = {**_TIMES, "operations": [_Above], "bytes": [_Above], "matmul": [_Above], "copy": [_Above]}
 _SIDE = ({**_TIMES}, _STOPPED)
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -32,19 +39,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "rows": [{"length": int, "ours": _SIDE, "hugging_face": _SIDE}],
     },
     "profile": {
-        "model": str, "n_per_residue": int, "seed": int, "repeats": int, "total": [float], "cpu_total": [float],
+        "model": str, "n_per_residue": int, "seed": int, "repeats": int, "total": [_Above], "cpu_total": [_Above],
         "stages": [{"stage": str, "seconds": [float], "share": float}],
     },
     "family": {
         "models": int, "names": [str], "n": int, "seed": int, "repeats": int, "what": str, "ratio": float,
-        "cpu_ratio": float, "max_difference": float, "ways": {...: {"seconds": [float], "cpu_seconds": [float]}},
+        "cpu_ratio": float, "max_difference": float, "ways": {...: {"seconds": [_Above], "cpu_seconds": [_Above]}},
     },
     "sweep": {
         "model": str, "n_per_residue": int, "seed": int, "batch": int, "batches": int, "repeats": int,
         "half_width": (float, type(None)),
         "ways": {
-            "plain fp32": {"seconds": [float]},
-            ...: {"seconds": [float], "setup": float, "max_difference": float, "accuracy_change": float},
+            "plain fp32": {"seconds": [_Above]},
+            ...: {"seconds": [_Above], "setup": float, "max_difference": float, "accuracy_change": float},
         },
     },
 }  # fmt: skip
@@ -112,8 +119,10 @@ def _require(value: Any, shape: _Shape, where: str) -> None:
         for each in value:
             _require(each, shape[0], where)
     else:
-        valid = (int, float) if shape is float else shape
-        if not isinstance(value, valid) or isinstance(value, bool):
+        number = shape in (float, _Above)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if number else shape):
+            raise _WrongShapeError(f"{where!r} is {value!r}")
+        if number and not (is_real(value) and (shape is float or value > 0)):
             raise _WrongShapeError(f"{where!r} is {value!r}")
     return None
 
@@ -169,6 +178,8 @@ def _completed(bench: dict[str, Any]) -> dict[str, Any]:
         from interp.bench.knockouts import summarise
 
         for name, way in bench["methods"].items():
+            optional = {"scale": _Above, "matmul_cpu": [_Above], "from_float64": float}
+            _require(way, {key: shape for key, shape in optional.items() if key in way}, f"methods.{name}")
             if "seconds" in way and name not in ("ours", "bare"):
                 _require(way, {"max_difference": float}, f"methods.{name}")
         case = Case(**{key: bench["case"][key] for key in _CASE})

@@ -51,8 +51,8 @@ def bench_knockout(
         JSON values: ``case``, ``machine``, and by way under ``methods`` the lists ``seconds``,
         ``cpu_seconds`` and ``peak_bytes`` with one value per repeat, ``max_difference`` from ours,
         ``from_float64`` where that was run, and ``scale`` (above 1 where a loop ran some units only);
-        ``summary`` as in :func:`summarise`. A way that this model does not allow has ``skipped`` with the
-        reason.
+        ``summary`` as in :func:`summarise`. A way that this model does not allow, or that failed, has
+        ``skipped`` with the reason.
 
     Raises
     ------
@@ -79,8 +79,15 @@ def bench_knockout(
                     raise
                 found[name] = {"skipped": str(error)}
         for repeat in range(repeats):
-            for name, worker in workers.items():
-                timing = worker.ask()
+            for name, worker in list(workers.items()):
+                try:
+                    timing = worker.ask()
+                except PhaselensError as error:
+                    if name in ("ours", "bare"):
+                        raise PhaselensError(f"{name}: {error}") from error
+                    found[name] = {"skipped": str(error)}
+                    del workers[name]
+                    continue
                 say(f"repeat {repeat + 1} of {repeats}: {name} {timing['seconds']:.2f} s")
                 for key, value in timing.items():
                     found[name].setdefault(key, []).append(value)

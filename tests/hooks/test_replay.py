@@ -30,6 +30,12 @@ def test_only_what_repeats_the_same_kernels_is_recorded():
         assert not _repeats(tiny)
         tiny(TOKENS)  # a hook that never fires is an error
     assert _repeats(tiny)
+    for module in (tiny.blocks[0], tiny.blocks[0].hook_resid_pre):  # hooks of PyTorch's own run at no replay
+        for add in (module.register_forward_hook, module.register_forward_pre_hook):
+            handle = add(lambda *given: None)
+            assert not _repeats(tiny)
+            handle.remove()
+    assert _repeats(tiny)
     assert not _repeats(CompressedTransformer(preset("tiny").replace(index_topk=3)))
     assert not _repeats(hooked()[1])
 

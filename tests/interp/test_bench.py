@@ -20,6 +20,7 @@ from interp.bench import methods, page_map, worker
 from interp.bench.cases import Case, Loaded
 from interp.bench.ceilings import Ceilings, Work, work_of
 from interp.bench.compare import compare
+from interp.bench.family import bench_family
 from interp.bench.files import load_bench
 from interp.bench.fits import fits, power_fit
 from interp.bench.knockouts import _compare_answers, bench_knockout, machine, summarise
@@ -355,3 +356,47 @@ def test_processes_run_interleaved_and_their_answers_are_compared():
 def test_a_model_that_does_not_exist_is_one_line(capsys):
     assert main(["bench", "no-such-model", "--repeats", "1"]) == 2
     assert "no-such-model" in capsys.readouterr().err
+
+
+def test_a_way_that_fails_in_the_middle_leaves_the_others(monkeypatch):
+    class Failing:
+        """A process whose loop has no memory left when it comes to it."""
+
+        def __init__(self, kind, spec):
+            self.name = spec["method"]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            pass
+
+        def ready(self):
+            return self
+
+        def ask(self, line="go"):
+            if self.name == broken:
+                raise PhaselensError("out of memory")
+            if line == "answers":
+                return {"logprob": [[-1.0]] * 5, "units": [0, 1, 2, 3], "n_units": 4}
+            yardstick = (
+                {"operations": 1, "bytes": 1, "matmul": 1.0, "copy": 1.0} if self.name == "bare" else {}
+            )
+            return {"seconds": 1.0, "cpu_seconds": 1.0, "peak_bytes": 1, **yardstick}
+
+    monkeypatch.setattr("interp.bench.knockouts.Worker", Failing)
+    case, methods = Case("tiny", 24, 24), ["transformer_lens", "nnsight"]
+    broken = "nnsight"
+    found = bench_knockout(case, repeats=2, methods=methods)
+    assert found["methods"]["nnsight"] == {"skipped": "out of memory"}
+    assert found["methods"]["transformer_lens"]["seconds"] == [1.0, 1.0]
+    assert "nnsight loop: out of memory." in section(found)
+    broken = "bare"
+    with pytest.raises(PhaselensError, match="bare: out of memory"):
+        bench_knockout(case, repeats=2, methods=methods)
+
+
+def test_a_family_is_not_trained_on_a_processor():
+    found = bench_family(n=24, repeats=1, threads=1, seed=0)
+    assert set(found["ways"]) == {"one after the other", "side by side"}
+    assert "training" not in section({**found, "seed": 0})

@@ -211,10 +211,24 @@ def without(bench: dict, *path: str) -> dict:
     return bench
 
 
+def altered(bench: dict, value, *path: str) -> dict:
+    bench = json.loads(json.dumps(bench))
+    part = bench
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return bench
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ({"kind": "knockout"}, "it lacks 'machine'"),
+        (altered(made(**THREE), [0.0] * 3, "methods", "bare", "matmul"), "'methods.bare.matmul' is 0.0"),
+        (altered(made(**THREE), [0.0] * 3, "methods", "bare", "matmul_cpu"), "'methods.bare.matmul_cpu' is 0.0"),
+        (altered(made(**THREE), [1, float("nan"), 1], "methods", "ours", "seconds"), "'methods.ours.seconds' is nan"),
+        (altered(made(**THREE), [1, -1, 1], "methods", "ours", "seconds"), "'methods.ours.seconds' is -1"),
+        (altered(made(**THREE), "x", "methods", "ours", "scale"), "'methods.ours.scale' is 'x'"),
         (without(made(**THREE), "methods", "bare", "matmul"), "it lacks 'methods.bare.matmul'"),
         (without(made(**THREE), "case"), "it lacks 'case'"),
         (without(made(**THREE), "methods", "transformer_lens", "max_difference"), "'methods.transformer_lens.max_diff"),
@@ -242,6 +256,13 @@ def test_what_cannot_be_compared_is_told_before_anything_runs(tmp_path, capsys, 
         capsys, "tiny", "--repeats", "2", "--compare", str(path)
     )
     assert "cannot read" in told(capsys, "tiny", "--compare", str(tmp_path / "none.json"))
+
+
+def test_a_result_does_not_replace_what_it_is_held_against(tmp_path, capsys, nothing_runs):
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(made(**THREE)))
+    there = str(tmp_path / "." / "bench.json")
+    assert "valid: two files" in told(capsys, "w8s8-4kv", "--compare", str(path), "-o", there)
 
 
 def test_where_the_result_goes_is_checked_before_anything_runs(tmp_path, capsys, nothing_runs):

@@ -136,6 +136,16 @@ def test_variants_that_are_over_the_budget_together_go_through_in_parts(model, m
         assert ran == [1] * 6
 
 
+def test_parts_say_that_they_are_parts(model, capsys):
+    prompts = RandomTask(73, 20).sample(3, seed=0)
+    variants = zeroed(model, prompts)
+    three = engine.plan(model, 1, 20, 3, 1).bytes
+    engine.run(model, prompts, variants, memory=three, progress=True, label="knockout")
+    said = capsys.readouterr().err
+    for line in ("part 1 of 2: 3 prompts × (1 + 3) runs", "part 2 of 2: 3 prompts × (1 + 1) runs"):
+        assert f"knockout, {line}" in said
+
+
 def test_an_estimate_over_the_budget_says_so(model):
     least = engine.plan(model, 4, 20, 2, 1)
     assert least.describe(2).endswith(" (over the budget of 1 B)")
