@@ -46,7 +46,7 @@ class Replay:
                 run(*self._inputs)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, stream=side):
                 self._logits = run(*self._inputs)
 
     def __call__(self, tokens: Tensor, *more: Tensor) -> Tensor:
