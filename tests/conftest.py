@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 import socket
+import sys
 import types
 import typing
 from typing import Any
@@ -72,18 +73,31 @@ def check_shapes(given: Any) -> Any:
 
     @functools.wraps(given)
     def with_shapes(*args: Any, **kwargs: Any) -> Any:
+        if jaxtyping.config.jaxtyping_disable:
+            return given(*args, **kwargs)
         with jaxtyped("context"):  # a name of an axis means one length within a call
             return checked(*args, **kwargs)
 
     return with_shapes
 
 
-# The hook changes where bytecode is looked for while one of our modules is executed, and with it for whatever
-# that module imports first: these would be compiled from their sources, which takes as long as ten tests.
-for _name in ("h5netcdf", "scipy.stats", "transformer_lens", "xarray"):
-    importlib.import_module(_name)
+class _FirstOthers:
+    """Imports the large libraries before the first of our modules.
+
+    While one of ours is executed, jaxtyping's hook changes where bytecode is looked for, and with it for whatever
+    that module imports first: torch would be compiled from its sources, which takes as long as ten tests.
+    """
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name.partition(".")[0] in ("hooks", "interp"):
+            sys.meta_path.remove(self)
+            for library in ("h5netcdf", "scipy.stats", "transformer_lens", "xarray"):
+                importlib.import_module(library)
+
+
 jaxtyping.jaxtyped = lambda *, typechecker: typechecker  # what the hook puts before each function and class
 install_import_hook(["hooks", "interp"], "tests.conftest.check_shapes")
+sys.meta_path.insert(0, _FirstOthers())
 
 
 # --------------------------------------------------------------------------- network

@@ -1,15 +1,10 @@
-"""The example that makes a paper figure, run as a user would, on a small report."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""The example that makes a paper figure, on a small report."""
 
 import hooks
 from interp import gate_profile, knockout, phase_sweep
 from interp.report import save_results
 from interp.tasks import RecallTask
-
-ROOT = Path(__file__).parents[2]
+from tests.examples.test_examples import run
 
 
 def test_it_writes_three_lettered_panels_and_their_data(tmp_path):
@@ -21,11 +16,7 @@ def test_it_writes_three_lettered_panels_and_their_data(tmp_path):
         "gates": gate_profile(model, task, n=task.modulus, progress=False),
     }
     save_results(found, tmp_path / "report")
-    done = subprocess.run(
-        [sys.executable, "examples/three_panel_figure.py", str(tmp_path / "report"), str(tmp_path / "figure"), "html"],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run("three_panel_figure.py", str(tmp_path / "report"), str(tmp_path / "figure"), "html")
     rows = (tmp_path / "figure.csv").read_text(encoding="utf-8").splitlines()
     assert {row.split(",")[0] for row in rows[1:]} == {"a", "b", "c"}
     assert sum(row.startswith("a,") for row in rows) == task.modulus

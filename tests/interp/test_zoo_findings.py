@@ -11,7 +11,7 @@ from interp.tasks import RecallTask
 SEED = 10_000
 
 
-def measure(name, n_per_residue=24):
+def measure(name, n_per_residue):
     model = hooks.load(name)
     task = RecallTask.for_model(model)
     effects = knockout(model, task, n=n_per_residue * task.modulus, seed=SEED, progress=False)
@@ -21,7 +21,7 @@ def measure(name, n_per_residue=24):
 
 @pytest.mark.parametrize("name", ["w8s8-2kv", pytest.param("w8s8-4kv", marks=pytest.mark.slow)])
 def test_heads_share_out_the_phases_and_none_takes_the_boundary(name):
-    sweep, served = measure(name)
+    sweep, served = measure(name, 12)
     assert sweep.attrs["gap_pp"] >= 50
     assert sweep.attrs["worst_phase"] == 7
     assert sweep.attrs["period"] == 8
