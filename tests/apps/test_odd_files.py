@@ -57,12 +57,18 @@ def folders(root: Path) -> None:
 ODD = (loop, dangling, no_text, pipes, folders)
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    results.save(data.sweep(), folder / "sweep.nc")
+    results.save(data.knockout(), folder / "knockout.nc")
+    return folder
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
+def root(tmp_path: Path, good: Path) -> Iterator[Path]:
     """A good report."""
-    (tmp_path / "ok").mkdir()
-    results.save(data.sweep(), tmp_path / "ok" / "sweep.nc")
-    results.save(data.knockout(), tmp_path / "ok" / "knockout.nc")
+    shutil.copytree(good, tmp_path / "ok")
     yield tmp_path
     shutil.rmtree(BYTES(tmp_path))  # names that are no text are in the way of pytest's own cleaning
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -70,10 +71,18 @@ WRONG = [
 ]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Files with nothing wrong."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, found in (("knockout", data.knockout()), ("specialization", data.specialization())):
+        results.save(found, folder / f"{name}.nc")
+    return folder
+
+
 @pytest.mark.parametrize(("part", "how", "attrs", "said"), WRONG)
-def test_what_is_wrong_with_a_file_is_said(part, how, attrs, said, tmp_path):
-    for name, whole in (("knockout", data.knockout()), ("specialization", data.specialization())):
-        results.save(whole, tmp_path / f"{name}.nc")
+def test_what_is_wrong_with_a_file_is_said(part, how, attrs, said, whole, tmp_path):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     results.save(spoilt(part, how, **attrs), tmp_path / f"{part}.nc")
     with pytest.raises(CheckpointError) as raised:
         load_report(tmp_path, ".")
