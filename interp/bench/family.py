@@ -23,7 +23,14 @@ STEPS, BATCH = 10, 64
 
 
 def bench_family(
-    *, n: int, repeats: int, threads: int, seed: int, device: str = "cpu", names: Sequence[str] = FAMILY
+    *,
+    n: int,
+    repeats: int,
+    threads: int,
+    seed: int,
+    device: str = "cpu",
+    names: Sequence[str] = FAMILY,
+    train: bool | None = None,
 ) -> dict[str, Any]:
     """Time the clean runs of a family's sweep, on a GPU steps of its training too, in this process, the two ways in turn.
 
@@ -37,6 +44,8 @@ def bench_family(
         Where they run.
     names : sequence of str
         Models of the zoo, of one shape; training starts from scratch, with the recipe of the first.
+    train : bool, optional
+        Whether to time training; on a GPU only, if left out: elsewhere a step takes half a minute.
 
     Returns
     -------
@@ -50,6 +59,7 @@ def bench_family(
     task = RecallTask.for_model(models[0])
     tokens = task.sample(-(-n // task.modulus) * task.modulus, seed=seed).tokens.to(device)
     place = torch.device(device)
+    train = place.type != "cpu" if train is None else train
 
     @torch.no_grad()
     def separate() -> torch.Tensor:
@@ -65,7 +75,7 @@ def bench_family(
     for _ in range(repeats):
         for name, run in (("one after the other", separate), ("side by side", stacked)):
             _note(ways, name, timed(run, place)[0])
-        if place.type == "cpu":  # a step takes half a minute, and nothing is gained
+        if not train:
             continue
         weights = []
         for name, beside in (("one after the other", False), ("side by side", True)):
@@ -78,7 +88,7 @@ def bench_family(
         return min(ways[f"{before}one after the other"][key]) / min(ways[f"{before}side by side"][key])
 
     trained = f"; {STEPS} training steps of as many seeds from scratch, {BATCH} sequences each a step"
-    training = {} if place.type == "cpu" else {
+    training = {} if not train else {
         "training_steps": STEPS, "training_batch": BATCH, "training_ratio": ratio("seconds", "training, "),
         "training_cpu_ratio": ratio("cpu_seconds", "training, "), "training_max_difference": apart,
     }  # fmt: skip

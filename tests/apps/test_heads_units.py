@@ -11,10 +11,11 @@ import xarray as xr
 
 import interp.backup
 from apps.explorer import live
-from apps.explorer.views import compressor, head_live
+from apps.explorer.views import head_live
 from hooks import load
 from hooks.errors import PhaselensError
 from interp import results
+from interp.follow import gate_changes
 from interp.tasks import RecallTask
 from tests.interp.figures import data
 
@@ -182,7 +183,7 @@ def test_what_cannot_be_run_as_it_was_is_not_run(attrs, said, reports, monkeypat
     assert said in str(raised.value)
 
 
-# ---- the compressor's switches
+# ---- what can be done to gates
 
 
 @pytest.mark.parametrize(
@@ -190,8 +191,7 @@ def test_what_cannot_be_run_as_it_was_is_not_run(attrs, said, reports, monkeypat
 )
 def test_only_gates_that_can_be_had_are_offered(name, shifts):
     model = load(name)
-    offered = compressor._switches(model, compressor._geometries(model))
-    assert offered == ["trained", "uniform", "static", *(f"cycled {i}" for i in shifts)]
+    assert gate_changes(model, 4) == ["trained", "uniform", "static", *(f"cycled {i}" for i in shifts)]
 
 
 def test_a_run_that_failed_is_told_once(tmp_path, open_page, monkeypatch):

@@ -127,7 +127,7 @@ def test_gradients_are_clipped_by_the_norm_of_each_model():
 def test_the_benchmark_times_training_both_ways_and_its_page_reads_older_files(monkeypatch):
     monkeypatch.setattr(bench, "STEPS", 2)
     monkeypatch.setattr(bench, "BATCH", 2)
-    found = bench.bench_family(n=12, repeats=2, threads=1, seed=0, names=("tiny", "tiny"))
+    found = bench.bench_family(n=12, repeats=2, threads=1, seed=0, names=("tiny", "tiny"), train=True)
     assert set(found["ways"]) == {
         f"{before}{way}" for before in ("", "training, ") for way in ("one after the other", "side by side")
     }
