@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from hooks.errors import PhaselensError
 from interp import cli_run
-from interp.cli_options import NATURAL, POSITIVE, Json, PerResidue, Seed
+from interp.cli_options import NATURAL, POSITIVE, Device, Json, Model, Out, PerResidue, Seed
 
 __all__ = ["compare", "owners", "periods"]
 
-
-_Model = Annotated[
-    str, Parameter(help="A zoo name (phaselens zoo lists them) or the folder of a saved model.")
-]
-_Out = Annotated[
-    Path | None,
-    Parameter(
-        name=["--out", "-o"],
-        help="Folder for the results; a run of which a file is replaced there is removed whole.",
-    ),
-]
 _Stride = Annotated[
     int | None,
     Parameter(validator=POSITIVE, help="Phases are counted by it; the model's own if left out."),
 ]
-_Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
 
 
 def compare(
-    model: _Model,
+    model: Model,
     other: Annotated[str | None, Parameter(help="Another model, zoo name or folder.")] = None,
     *,
     unquantized: Annotated[bool, Parameter(help="Against itself with quantization off.")] = False,
@@ -40,11 +27,11 @@ def compare(
         int | None,
         Parameter(validator=NATURAL, help="Against itself with so many picks a query; 0 attends everything."),
     ] = None,
-    out: _Out = None,
+    out: Out = None,
     n_per_residue: PerResidue = 64,
     seed: Seed = 0,
     stride: _Stride = None,
-    device: _Device = "cpu",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Compare the phase gaps of two models, prompt by prompt, with intervals.
@@ -73,13 +60,13 @@ def compare(
 
 
 def owners(
-    model: _Model,
+    model: Model,
     *,
-    out: _Out = None,
+    out: Out = None,
     n_per_residue: PerResidue = 16,
     seed: Seed = 0,
     stride: _Stride = None,
-    device: _Device = "cpu",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Drop the target's record from shared entries: what it costs owner and readers, phase by phase.
@@ -117,16 +104,16 @@ def owners(
 
 
 def periods(
-    model: _Model,
+    model: Model,
     *,
-    out: _Out = None,
+    out: Out = None,
     unit: Annotated[
         Literal["kv_head", "head", "layer"], Parameter(help="What is knocked out, one at a time.")
     ] = "head",
     n_per_residue: PerResidue = 64,
     seed: Seed = 0,
     stride: _Stride = None,
-    device: _Device = "cpu",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Find the period of every unit's effect, beside strides that mean nothing, and the gap that n could show.
