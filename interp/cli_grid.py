@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from hooks.errors import PhaselensError
-from interp.cli_options import NATURAL, POSITIVE, Json, PerResidue
+from interp.cli_options import NATURAL, POSITIVE, Device, Json, Memory, PerResidue
 from interp.cli_usage import refuse_idle
 from interp.memory import parse_bytes
 
@@ -22,11 +22,6 @@ __all__ = ["grid", "replicate"]
 _STATES = {
     "done": "done", "made": "made", "missing": "to make", "failed": "FAILED", "busy": "busy", "elsewhere": "other shard",
 }  # fmt: skip
-
-_Memory = Annotated[
-    str, Parameter(help="Most memory for activations at a time, e.g. 512MiB; decides the batches.")
-]
-_Device = Annotated[str, Parameter(help="cpu, cuda or cuda:N.")]
 
 
 def grid(
@@ -54,8 +49,8 @@ def grid(
         Parameter(help="I/N: only the I-th of N equal parts, I from 0, e.g. $SLURM_ARRAY_TASK_ID/8."),
     ] = None,
     dry_run: Annotated[bool, Parameter(help="List the cells and which are done; measure nothing.")] = False,
-    memory: _Memory = "1GiB",
-    device: _Device = "cpu",
+    memory: Memory = "1GiB",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Measure models × verbs × seeds × paddings into one folder; what is done stays done.
@@ -125,8 +120,8 @@ def replicate(
         list[str] | None,
         Parameter(help="Only these zoo models; repeatable; all that the page needs if left out."),
     ] = None,
-    memory: _Memory = "1GiB",
-    device: _Device = "cpu",
+    memory: Memory = "1GiB",
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Lay the bundled models beside the paper's controlled runs, and test its claims on them.
